@@ -1,5 +1,9 @@
-//! Chores of the workspace: `cargo xtask COMMAND`. Commands need nothing but cargo and what they install themselves.
+//! Chores of the workspace: `cargo xtask COMMAND`. Commands need nothing but cargo and what they install under `target/`.
 
+mod lint;
+mod process;
+mod python;
+mod test;
 mod tidy;
 
 use anyhow::{Result, bail};
@@ -7,13 +11,30 @@ use anyhow::{Result, bail};
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  tidy    check the workspace's invariants (ARCHITECTURE.md)
+  test              run every suite of the workspace; a suite that runs no test is a failure
+  clippy, docs      lints and documentation, warnings denied
+  tidy              check the workspace's invariants (ARCHITECTURE.md)
+  real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER
 ";
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    std::env::set_current_dir(process::workspace())?;
+    match args.as_slice() {
+        ["test"] => test::run(),
+        ["clippy"] => lint::clippy(),
+        ["docs"] => lint::docs(),
         ["tidy"] => tidy::run(),
+        ["real-tokenizer"] => {
+            print_line(&python::real_tokenizer()?.display());
+            Ok(())
+        }
         _ => bail!("{USAGE}"),
     }
+}
+
+#[expect(clippy::print_stdout, reason = "the results of a command go to standard output")]
+fn print_line(line: &dyn std::fmt::Display) {
+    println!("{line}");
 }

@@ -1,5 +1,6 @@
 //! Chores of the workspace: `cargo xtask COMMAND`. Commands need nothing but cargo and what they install under `target/`.
 
+mod bench_cpu;
 mod lint;
 mod process;
 mod python;
@@ -14,6 +15,7 @@ usage: cargo xtask COMMAND
   test              run every suite of the workspace; a suite that runs no test is a failure
   clippy, docs      lints and documentation, warnings denied
   tidy              check the workspace's invariants (ARCHITECTURE.md)
+  bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate or rows
   real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER
 ";
 
@@ -23,6 +25,7 @@ fn main() -> Result<()> {
     std::env::set_current_dir(process::workspace())?;
     match args.as_slice() {
         ["test"] => test::run(),
+        ["bench-cpu", only @ ..] => bench_cpu::run_all(only),
         ["clippy"] => lint::clippy(),
         ["docs"] => lint::docs(),
         ["tidy"] => tidy::run(),

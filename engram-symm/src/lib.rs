@@ -1,1 +1,7 @@
 #![doc = include_str!("../README.md")]
+
+mod error;
+mod memory;
+
+pub use error::{Error, Result};
+pub use memory::{ALIGN, Memory};

@@ -1,0 +1,78 @@
+//! The one error type of this crate.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// Why files could not be read or written as tables. The faults of a checkpoint are not errors but entries of a report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused an operation on a file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A directory, device, FIFO or socket where a regular file was expected.
+    #[error("{}: not a regular file", path.display())]
+    NotAFile {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// A file is shorter than it was when its header was read.
+    #[error("{}: truncated: expected {expected} bytes, found {found}", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes when the table was opened.
+        expected: u64,
+        /// Its size in bytes now.
+        found: u64,
+    },
+    /// A file was written to or replaced after its header was read.
+    #[error("{}: changed while in use", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Memory that a tier needs could not be had.
+    #[error("no memory for {bytes} bytes: {source}")]
+    Memory {
+        /// How much was asked for.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Extents that do not make a table.
+    #[error("extents of a table: {message}")]
+    Extents {
+        /// What is wrong with them.
+        message: String,
+    },
+    /// An id that is neither -1 nor a row of the table.
+    #[error("row id {id} is not in a table of {table_rows} rows")]
+    RowId {
+        /// The id.
+        id: i32,
+        /// Rows of the table.
+        table_rows: u64,
+    },
+    /// A range of rows that reaches past the table.
+    #[error("rows {} to {} are not in a table of {table_rows} rows", rows.start, rows.end)]
+    RowRange {
+        /// The range.
+        rows: Range<u64>,
+        /// Rows of the table.
+        table_rows: u64,
+    },
+    /// A buffer that does not hold the rows asked for exactly.
+    #[error("a buffer of {found} bytes for rows of {expected} bytes in all")]
+    BufferSize {
+        /// Bytes that the rows take.
+        expected: usize,
+        /// Bytes of the buffer.
+        found: usize,
+    },
+}

@@ -1,1 +1,18 @@
 #![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod e4m3;
+mod e8m0;
+mod error;
+mod format;
+pub mod mx;
+mod nan;
+mod rows;
+mod source;
+mod synth;
+
+pub use error::Error;
+pub use format::{FormatKind, MAX_WIDTH, OutputType, TableFormat};
+pub use nan::NanRows;
+pub use source::{MemorySource, SourceError, TableSource};
+pub use synth::SynthSource;

@@ -1,0 +1,99 @@
+// E4M3 rows by id, to 16-bit floats.
+
+#include "rows.cuh"
+
+// Two E4M3 codes, low byte first.
+__device__ float2 decode(u32 pair) {
+    float2 v;
+#if __CUDA_ARCH__ >= 900
+    asm("{.reg .b32 h; .reg .f16 lo, hi; cvt.rn.f16x2.e4m3x2 h, %2; mov.b32 {lo, hi}, h; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi;}"
+        : "=f"(v.x), "=f"(v.y) : "h"(u16(pair)));
+#else
+    // As f32 bits the code is the value times 2^-120, subnormal codes too (an f32 subnormal keeps them): no flush to zero here.
+    const auto one = [](u32 code) {
+        const float value = __uint_as_float((code & 0x80) << 24 | (code & 0x7f) << 20) * __uint_as_float((127 + 120) << 23);
+        return (code & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000) : value;
+    };
+    v.x = one(pair & 0xff), v.y = one(pair >> 8 & 0xff);
+#endif
+    return v;
+}
+
+// 2^(code - 127); code 0 is an f32 subnormal, 255 is NaN.
+__device__ float e8m0(u32 code) {
+    return __uint_as_float(code == 0 ? 0x00400000 : code == 255 ? 0x7fc00000 : code << 23);
+}
+
+// Two f32 rounded to bf16, or to f16; `low` in the low half.
+__device__ u32 narrow(float low, float high, bool f16) {
+    u32 v;
+    if (f16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
+}
+
+// x as a bf16 or f16 holds it.
+__device__ float rounded(float x, bool f16) {
+    const u32 bits = narrow(x, 0, f16);
+    float v = __uint_as_float(bits << 16);
+    if (f16) asm("{.reg .f16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(v) : "r"(bits));
+    return v;
+}
+
+// E4M3 rows to bf16 or f16. Every product of value and scale is exact in f32, so it is rounded once, to the output type; a global
+// scale is rounded to that type first, as the models are run. EIGHT: eight values at a time, aligned, else one.
+template <bool EIGHT>
+__device__ void dequantise(const Rows& a) {
+    using In = typename If<EIGHT, uint2, u8>::Type;
+    constexpr u32 VALUES = EIGHT ? 8 : 1;
+    constexpr u32 K = EIGHT ? IN_FLIGHT : 1;
+    const bool f16 = a.f16, global = a.scale_bytes == 0;
+    const float global_scale = rounded(a.global_scale, f16);
+    const Walk values(a.value_bytes / VALUES);
+    each_tile(a, a.slot, [&](const Place& p, u32 rows) {
+        Walk walk = values;
+        for (i32 left = walk.steps(rows); left > 0; left -= K) {
+            In codes[K];
+            float fixed[K];
+            u32 code[K];
+            u8* target[K];
+#pragma unroll
+            for (u32 k = 0; k < K; ++k) {
+                const In* source = reinterpret_cast<const In*>(from_lane(p.values, walk.row));
+                const u8* scales = from_lane(p.scales, walk.row);
+                target[k] = from_lane(p.out, walk.row);
+                codes[k] = In{}, code[k] = 0, fixed[k] = 0;
+                if (walk.row >= rows) target[k] = nullptr;
+                if (target[k]) {
+                    target[k] += u64(walk.unit) * (2 * VALUES);
+                    if (source) {
+                        codes[k] = load(source + walk.unit);
+                        if (global) fixed[k] = global_scale;
+                        else code[k] = load(scales + walk.unit * VALUES / 32);
+                    }
+                }
+                walk.step();
+            }
+#pragma unroll
+            for (u32 k = 0; k < K; ++k) {
+                if (!target[k]) continue;
+                const float scale = global ? fixed[k] : e8m0(code[k]);
+                const auto two = [&](u32 pair) {
+                    const float2 v = decode(pair);
+                    return narrow(v.x * scale, v.y * scale, f16);
+                };
+                if constexpr (EIGHT) {
+                    const uint2 c = codes[k];
+                    *reinterpret_cast<uint4*>(target[k]) = {two(c.x & 0xffff), two(c.x >> 16), two(c.y & 0xffff), two(c.y >> 16)};
+                } else {
+                    *reinterpret_cast<u16*>(target[k]) = u16(two(codes[k]));
+                }
+            }
+        }
+    });
+}
+
+KERNEL(rows_float_8, dequantise<true>)
+KERNEL(rows_float_1, dequantise<false>)

@@ -1,0 +1,122 @@
+// Row ids of n-grams for a ragged batch, both families. The rules, the inputs and their order are those of `engram_core::hash`.
+//
+// A block takes 16 tokens of one layer. Eight lanes serve a token, lane s the token s places back: together they find the token's
+// request by a nine-way search, fetch the window, settle what a cut hides (one ballot) and fold the mixes (a prefix XOR). Then
+// all threads turn mixes into ids.
+
+#include "common.cuh"
+
+constexpr u32 TOKENS = 16;     // tokens a block
+constexpr u32 WINDOW = 8;      // longest n-gram = lanes a token
+constexpr u32 THREADS = TOKENS * WINDOW;
+
+// Remainder by a run-time size: magic = floor((2^64 - 1) / size), 0 < size < 2^31.
+struct Column {
+    u64 magic;
+    u32 size;
+    u32 offset;
+};
+
+struct Hash {
+    const i32* tokens;         // [len]
+    const i32* starts;         // [requests + 1]
+    const i32* history;        // [requests][order - 1]
+    const i64* multipliers;    // [layers][order]
+    const Column* columns;     // [layers][(order - 1) * heads]
+    i32* ids;                  // [len][layers][(order - 1) * heads]
+    i64* mixes;                // [len][layers][order - 1], or null
+    u32 len;
+    u32 requests;
+    u32 layers;
+    u32 order;                 // longest n-gram, 2..=8
+    u32 heads;                 // heads an order
+    i32 fill;                  // Engram: compressed pad id; PLE: EOS
+};
+static_assert(sizeof(Column) == 16 && sizeof(Hash) == 80, "kernels.rs mirrors these structs");
+
+// How many of starts[1..=requests] are at most `token`, which is the token's request, or `requests` past the last boundary.
+// Each round probes eight boundaries, one a lane.
+__device__ u32 request_of(const Hash& a, i32 token, u32 lane, u32 shift) {
+    u32 low = 0, high = a.requests;
+    while (__any_sync(ALL_LANES, low < high)) {
+        const u32 step = (high - low + WINDOW - 1) / WINDOW;
+        const u64 boundary = low + u64(lane + 1) * step;
+        const bool reached = boundary <= high && step != 0 && a.starts[boundary] <= token;
+        const u32 passed = __popc(__ballot_sync(ALL_LANES, reached) >> shift & 0xff);
+        low += passed * step;
+        if (step != 0) high = min(high, low + step - 1);
+    }
+    return low;
+}
+
+// x mod size for all 64-bit x, rounded down as Python does. The estimated quotient is exact or one short, so the remainder before
+// correction is below 2 * size < 2^32 and 32-bit arithmetic holds it. For negative x: x = -(y + 1), and x mod size = size - 1 - y mod size.
+__device__ u32 floor_mod(i64 x, const Column& c) {
+    const u64 y = x < 0 ? ~x : x;
+    u32 r = u32(y) - u32(__umul64hi(y, c.magic)) * c.size;
+    if (r >= c.size) r -= c.size;
+    return x < 0 ? c.size - 1 - r : r;
+}
+
+template <bool ENGRAM>
+__device__ void hash(const Hash& a) {
+    __shared__ i64 mixes[TOKENS][WINDOW];
+    __shared__ bool live[TOKENS];
+
+    const u32 layer = blockIdx.y;
+    const u32 first = blockIdx.x * TOKENS;
+    {
+        const u32 slot = threadIdx.x / WINDOW, back = threadIdx.x % WINDOW;
+        const u32 shift = threadIdx.x % WARP / WINDOW * WINDOW;
+        const u32 token = first + slot;
+        const bool in_order = back < a.order;
+        const i64 multiplier = in_order ? a.multipliers[layer * a.order + back] : 0;
+        const u32 request = request_of(a, i32(token), back, shift);
+        const bool counted = token < a.len && request < a.requests;
+
+        // Tokens before the request's first come from its history; Engram's is newest first, PLE's oldest first.
+        i32 value = a.fill;
+        bool inside = true;
+        if (counted && in_order) {
+            const u32 passed = u32(max(i32(token) - max(a.starts[request], 0), 0));
+            inside = back <= passed;
+            const u32 newest_first = back - 1 - passed;
+            value = inside ? a.tokens[token - back]
+                           : a.history[u64(request) * (a.order - 1) + (ENGRAM ? newest_first : a.order - 2 - newest_first)];
+        }
+        // What lies behind a cut is `fill`. Engram: a dead token (negative, in a history all but -2 = unknown) cuts itself and all
+        // that is older. PLE: an EOS cuts what is older, unless it is the current token.
+        const bool cut = ENGRAM ? value < 0 && (inside || value != -2) : value == a.fill && back > 0;
+        const u32 cuts = __ballot_sync(ALL_LANES, cut) >> shift;
+        if ((cuts & ((2u << back) - 1)) != 0 || (ENGRAM && value < 0)) value = a.fill;
+
+        i64 mix = i64(u64(i64(value)) * u64(multiplier));
+        for (u32 d = 1; d < WINDOW; d *= 2) {
+            const i64 newer = __shfl_up_sync(ALL_LANES, mix, d, WINDOW);
+            if (back >= d) mix ^= newer;
+        }
+        mixes[slot][back] = mix;
+        if (back == 0) live[slot] = counted;
+        if (a.mixes && token < a.len && back > 0 && in_order)
+            a.mixes[(u64(token) * a.layers + layer) * (a.order - 1) + back - 1] = counted ? mix : 0;
+    }
+    // A thread keeps its column while it walks down the tokens, so the column's constants are read once, before the barrier.
+    const u32 columns = (a.order - 1) * a.heads;
+    const u32 across = min(columns, THREADS), down = THREADS / across;
+    const u32 slot = threadIdx.x / across;
+    u32 column = threadIdx.x % across;
+    Column c = a.columns[layer * columns + column];
+    __syncthreads();
+    if (slot >= down) return;
+    while (true) {
+        const u32 order = column / a.heads + 1;
+        for (u32 t = slot; t < TOKENS && first + t < a.len; t += down)
+            a.ids[(u64(first + t) * a.layers + layer) * columns + column] = live[t] ? i32(floor_mod(mixes[t][order], c) + c.offset) : -1;
+        column += across;
+        if (column >= columns) break;
+        c = a.columns[layer * columns + column];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) hash_engram(const __grid_constant__ Hash a) { hash<true>(a); }
+extern "C" __global__ void __launch_bounds__(THREADS) hash_ple(const __grid_constant__ Hash a) { hash<false>(a); }

@@ -1,0 +1,45 @@
+// Rows by id, as they are stored.
+
+#include "rows.cuh"
+
+// Values and scales as they are: packed rows, and rows of unquantised formats.
+template <typename Unit>
+__device__ void copy(const Rows& a) {
+    const Walk values(a.value_bytes / sizeof(Unit));
+    each_tile(a, a.slot, [&](const Place& p, u32 rows) {
+        move<Unit>(p.values, p.out, values, rows);
+        if (a.scale_bytes) move<Unit>(p.values ? p.scales : nullptr, p.out + a.value_bytes, Walk(a.scale_bytes / sizeof(Unit)), rows);
+    });
+}
+
+// MX: values as they are, scales at (m, k) -> ((m / 128) * K4 + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4 for token m
+// and group k, K4 = ceil(groups / 4), with zeros up to the next multiples of 128 tokens and 4 groups.
+template <typename Unit, bool WORDS>
+__device__ void mx(const Rows& a) {
+    using Scale = typename If<WORDS, u32, u8>::Type;
+    const u32 groups = a.scale_bytes;
+    const u32 k4 = (a.columns * groups + 3) / 4;
+    const Walk values(a.value_bytes / sizeof(Unit));
+    each_tile(a, (a.slot + 127) / 128 * 128, [&](const Place& p, u32 rows) {
+        move<Unit>(p.values, p.token < a.slot ? p.out : nullptr, values, rows);
+        u8* to = a.out_scales + p.layer * a.out_scales_layer + u64(p.token / 128) * k4 * 512 + p.token % 32 * 16 + p.token % 128 / 32 * 4;
+        // By bytes, the last column also fills up its last four groups.
+        Walk walk(WORDS ? groups / 4 : groups + 3);
+        for (i32 left = walk.steps(rows); left > 0; --left, walk.step()) {
+            const Scale* source = reinterpret_cast<const Scale*>(from_lane(p.values ? p.scales : nullptr, walk.row));
+            u8* target = from_lane(to, walk.row);
+            const u32 column = __shfl_sync(ALL_LANES, p.column, walk.row);
+            const u32 k = column * groups + walk.unit * u32(sizeof(Scale));
+            const bool real = WORDS || walk.unit < groups;
+            if (walk.row < rows && (real || (column + 1 == a.columns && k < k4 * 4)))
+                *reinterpret_cast<Scale*>(target + u64(k / 4) * 512 + k % 4) = source && real ? load(source + walk.unit) : Scale(0);
+        }
+    });
+}
+
+KERNEL(rows_copy_16, copy<uint4>)
+KERNEL(rows_copy_8, copy<uint2>)
+KERNEL(rows_copy_4, copy<u32>)
+KERNEL(rows_copy_1, copy<u8>)
+KERNEL(rows_mx_16, (mx<uint4, true>))
+KERNEL(rows_mx_1, (mx<u8, false>))

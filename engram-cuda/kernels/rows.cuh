@@ -1,0 +1,162 @@
+// Rows by id, out of tables in device memory or in pinned host memory.
+//
+// A warp takes a tile of up to 32 rows at a time. Lane i resolves row i of the tile (id, owner, addresses); then all lanes move
+// the rows' units (16 bytes on the fast path) side by side, so that lanes stay busy whatever the width, with several loads in
+// flight before the first store. Warps walk over the tiles, hence any grid is right: a small one leaves multiprocessors to others.
+
+#pragma once
+
+#include "common.cuh"
+
+constexpr u32 THREADS = 256;
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 4
+#endif
+#ifndef BLOCKS
+#define BLOCKS 5
+#endif
+#ifndef HINT
+#define HINT ".L1::no_allocate"
+#endif
+
+// One layer's table, or the part of it that is here: rows first..first + rows. Packed rows have values and scales at equal strides.
+struct Table {
+    const u8* values;
+    const u8* scales;
+    u64 value_stride;          // bytes from row to row
+    u64 scale_stride;
+    u32 first;
+    u32 rows;
+};
+
+struct Rows {
+    const void* ids;           // id of (token, layer, column): ids[token * token_stride + (first + layer * columns + column) / share]
+    i64 token_stride;
+    const Table* tables;       // [layers]
+    u8* out;                   // byte of (token, layer, column): token * out_token + layer * out_layer + column * out_column
+    u64 out_token;
+    u64 out_layer;
+    u64 out_column;
+    u8* out_scales;            // rows_mx: byte of layer: layer * out_scales_layer
+    u64 out_scales_layer;
+    u32 tokens;                // rows of tokens..slot are zero rows
+    u32 slot;
+    u32 first;                 // first column of the view
+    u32 layers;
+    u32 columns;
+    u32 share;                 // so many columns have one id i in common and take rows i * share + 0, 1, ..
+    u32 wide;                  // ids are i64, else i32
+    u32 value_bytes;           // a row
+    u32 scale_bytes;
+    u32 tile;                  // rows a warp takes at a time, 1..=32
+    float global_scale;
+    u32 f16;                   // rows_float: f16, else bf16
+};
+static_assert(sizeof(Table) == 40 && sizeof(Rows) == 120, "kernels.rs mirrors these structs");
+
+// Where one row is and goes; `values` is null for a zero row, `out` for a lane without a row.
+struct Place {
+    const u8* values = nullptr;
+    const u8* scales = nullptr;
+    u8* out = nullptr;
+    u32 token = 0, layer = 0, column = 0;
+};
+
+__device__ Place place(const Rows& a, u32 row) {
+    Place p;
+    const u32 across = a.layers * a.columns;
+    const u32 column = row % across;
+    p.token = row / across;
+    p.layer = column / a.columns;
+    p.column = column % a.columns;
+    p.out = a.out + (p.token * a.out_token + p.layer * a.out_layer + p.column * a.out_column);
+    if (p.token < a.tokens) {
+        const Table t = a.tables[p.layer];
+        const i64 at = i64(p.token) * a.token_stride + (a.first + column) / a.share;
+        i64 id = a.wide ? static_cast<const i64*>(a.ids)[at] : static_cast<const i32*>(a.ids)[at];
+        if (id >= 0) id = id * a.share + (a.first + column) % a.share;
+        const u64 local = u64(id) - t.first;    // below `rows` only for rows that are here
+        if (local < t.rows) {
+            p.values = t.values + local * t.value_stride;
+            p.scales = t.scales + local * t.scale_stride;
+        }
+    }
+    return p;
+}
+
+// Calls job(lane i's place: row i of the tile) for all tiles of this warp, of which all lanes take part. Neighbouring tiles go to
+// different blocks, so that few rows spread over all multiprocessors.
+template <typename Job>
+__device__ void each_tile(const Rows& a, u32 tokens, Job job) {
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 rows = tokens * a.layers * a.columns;
+    const u32 stride = gridDim.x * (blockDim.x / WARP) * a.tile;
+    for (u32 first = (warp * gridDim.x + blockIdx.x) * a.tile; first < rows; first += stride) {
+        const u32 here = min(a.tile, rows - first);
+        Place p;
+        if (lane < here) p = place(a, first + lane);
+        job(p, here);
+    }
+}
+
+// A lane's way over the units of a tile's rows: lane 0 takes the first unit, lane 1 the second, and so on.
+struct Walk {
+    u32 row, unit;
+    u32 units, row_step, unit_step;
+
+    explicit __device__ Walk(u32 units) : units(units) {
+        const u32 lane = threadIdx.x % WARP;
+        row = lane / units, unit = lane % units;
+        row_step = WARP / units, unit_step = WARP % units;
+    }
+    __device__ void step() {
+        row += row_step, unit += unit_step;
+        if (unit >= units) unit -= units, ++row;
+    }
+    __device__ u32 steps(u32 rows) const { return (rows * units + WARP - 1) / WARP; }
+};
+
+template <typename T>
+__device__ T* from_lane(T* pointer, u32 lane) {
+    return reinterpret_cast<T*>(__shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane));
+}
+
+// Table rows are read once: past L1.
+__device__ uint4 load(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.nc" HINT ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+__device__ uint2 load(const uint2* p) {
+    uint2 v;
+    asm volatile("ld.global.nc" HINT ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+__device__ u32 load(const u32* p) { return __ldg(p); }
+__device__ u8 load(const u8* p) { return __ldg(p); }
+
+template <typename Unit>
+__device__ void move(const u8* from, u8* to, Walk walk, u32 rows) {
+    constexpr u32 K = sizeof(Unit) > 4 ? IN_FLIGHT : 1;
+    for (i32 left = walk.steps(rows); left > 0; left -= K) {
+        Unit data[K];
+        Unit* target[K];
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            const Unit* source = reinterpret_cast<const Unit*>(from_lane(from, walk.row));
+            target[k] = reinterpret_cast<Unit*>(from_lane(to, walk.row));
+            data[k] = Unit{};
+            if (walk.row >= rows) target[k] = nullptr;
+            if (target[k]) {
+                target[k] += walk.unit;
+                if (source) data[k] = load(source + walk.unit);
+            }
+            walk.step();
+        }
+#pragma unroll
+        for (u32 k = 0; k < K; ++k)
+            if (target[k]) *target[k] = data[k];
+    }
+}
+
+#define KERNEL(name, body) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Rows a) { body(a); }

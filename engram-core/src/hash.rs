@@ -1,0 +1,452 @@
+//! Token ids to row ids.
+
+use std::ops::Range;
+
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
+
+use crate::config::Family;
+use crate::layout::Layout;
+use crate::reciprocal::Reciprocal;
+
+/// Requests of any lengths, laid end to end.
+///
+/// The three arrays are what the CUDA hash kernels read, too.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// `[tokens]`. Engram: compressed ids, -1 for a dead token. PLE: raw ids, 0 to 2^31 - 1.
+    ///
+    /// Tokens from the last boundary on belong to no request: their row ids are -1, and their values are not looked at.
+    pub tokens: &'a [i32],
+    /// `[requests + 1]`: request `r` has the tokens `starts[r]..starts[r + 1]`, maybe none. Starts at 0, never falls,
+    /// ends at or before `tokens.len()`.
+    pub starts: &'a [i32],
+    /// `[requests][ngram_size - 1]`: the tokens before each request's first one.
+    ///
+    /// Engram: newest first; -1 is a dead token or the start of the sequence and blocks everything older, -2 is unknown
+    /// and counts as the pad id without blocking. PLE: oldest first, the end-of-sequence id where there is none.
+    pub history: &'a [i32],
+}
+
+/// Why a batch was refused. The output then holds nothing of use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// `starts` is empty or does not start at 0.
+    #[error("request boundaries start at {found:?}, expected 0")]
+    FirstStart {
+        /// The first boundary, if there is one.
+        found: Option<i32>,
+    },
+    /// A boundary lies before the one in front of it, or past the tokens.
+    #[error("request boundary {place} is {found}, expected {low} to {high}")]
+    Start {
+        /// Place in `starts`.
+        place: usize,
+        /// The boundary.
+        found: i32,
+        /// The boundary before it.
+        low: i32,
+        /// Number of tokens.
+        high: usize,
+    },
+    /// An array has another length than the batch calls for.
+    #[error("{what} has {found} elements, expected {expected}")]
+    Length {
+        /// `history`, `ids` or `mixes`.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length that fits.
+        expected: usize,
+    },
+    /// A token or an entry of the history is no id of this vocabulary.
+    #[error("{what} {place} is {found}, expected {low} to {high}")]
+    Token {
+        /// `token`, `history entry` or `fill`.
+        what: &'static str,
+        /// Its place in the array.
+        place: usize,
+        /// Its value.
+        found: i32,
+        /// The least that is accepted.
+        low: i32,
+        /// The most that is accepted.
+        high: i32,
+    },
+    /// This CPU lacks what a path needs.
+    #[error("this CPU cannot run the {0:?} path")]
+    Path(Path),
+}
+
+/// How remainders are taken. Every path gives the same ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Path {
+    /// Plain Rust, on every CPU.
+    Portable,
+    /// AVX-512 F and DQ, sixteen columns at once.
+    Avx512,
+}
+
+impl Path {
+    /// The fastest path of this CPU.
+    pub fn best() -> Self {
+        if Self::Avx512.is_available() { Self::Avx512 } else { Self::Portable }
+    }
+
+    /// Whether this CPU can run the path.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Avx512 => false,
+        }
+    }
+}
+
+/// Computes row ids for one layout.
+#[derive(Debug, Clone)]
+pub struct Hasher {
+    family: Family,
+    ngram_size: usize,
+    heads: usize,
+    layers: usize,
+    /// Largest token.
+    last_token: i32,
+    fill: i32,
+    /// A token that blocks everything older for the tokens after it: PLE's end of sequence.
+    cut: i32,
+    /// `[layer][distance]`
+    multipliers: Vec<i64>,
+    /// `[layer][column]`
+    columns: Vec<Column>,
+    path: Path,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Column {
+    reciprocal: Reciprocal,
+    offset: u32,
+}
+
+/// Mixes kept between the two halves of the work; at least one token of the largest layout.
+const BLOCK: usize = 2048;
+
+impl Hasher {
+    /// A hasher on the fastest path of this CPU.
+    ///
+    /// `fill` stands for every token that is not there. Engram: the compressed id of the pad token; PLE: the
+    /// end-of-sequence id.
+    ///
+    /// # Errors
+    /// If `fill` is no token of the layout's vocabulary.
+    pub fn new(layout: &Layout, fill: i32) -> Result<Self, BatchError> {
+        let last_token = i32::try_from(layout.vocab_size() - 1).unwrap_or(i32::MAX);
+        if !(0..=last_token).contains(&fill) {
+            return Err(BatchError::Token { what: "fill", place: 0, found: fill, low: 0, high: last_token });
+        }
+        let columns = layout.layers().iter().flat_map(|layer| layer.sizes().iter().zip(layer.offsets()));
+        let column = |(&size, &offset): (&u32, &u32)| Some(Column { reciprocal: Reciprocal::new(size)?, offset });
+        Ok(Self {
+            family: layout.family(),
+            ngram_size: layout.ngram_size(),
+            heads: layout.heads(),
+            layers: layout.layers().len(),
+            last_token,
+            fill,
+            cut: match layout.family() {
+                Family::Engram => DEAD,
+                Family::Ple => fill,
+            },
+            multipliers: layout.layers().iter().flat_map(|layer| layer.multipliers()).copied().collect(),
+            // A layout's sizes lie in 1..2^31, so each has its reciprocal.
+            columns: columns.filter_map(column).collect(),
+            path: Path::best(),
+        })
+    }
+
+    /// The same hasher on a path of choice.
+    ///
+    /// # Errors
+    /// If this CPU cannot run it.
+    pub fn with_path(mut self, path: Path) -> Result<Self, BatchError> {
+        if !path.is_available() {
+            return Err(BatchError::Path(path));
+        }
+        self.path = path;
+        Ok(self)
+    }
+
+    /// Largest token of the vocabulary.
+    pub(crate) const fn last_token(&self) -> i32 {
+        self.last_token
+    }
+
+    /// The path in use.
+    pub const fn path(&self) -> Path {
+        self.path
+    }
+
+    /// The family.
+    pub const fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The id that stands for tokens that are not there.
+    pub const fn fill(&self) -> i32 {
+        self.fill
+    }
+
+    /// Longest n-gram; a history row has one entry less.
+    pub const fn ngram_size(&self) -> usize {
+        self.ngram_size
+    }
+
+    /// Row ids a token: `layers * columns`.
+    pub const fn ids_per_token(&self) -> usize {
+        self.layers * (self.ngram_size - 1) * self.heads
+    }
+
+    /// Mixes a token: `layers * (ngram_size - 1)`.
+    pub const fn mixes_per_token(&self) -> usize {
+        self.layers * (self.ngram_size - 1)
+    }
+
+    /// Writes the row ids, `[tokens][layers][columns]`, on this thread and without allocating.
+    ///
+    /// # Errors
+    /// If the batch is not as [`Batch`] asks, or `ids` has another length.
+    pub fn ids(&self, batch: &Batch<'_>, ids: &mut [i32]) -> Result<(), BatchError> {
+        self.check(batch, ids, None)?;
+        self.run(batch, 0..batch.tokens.len(), ids, None)
+    }
+
+    /// As [`Hasher::ids`], and the 64-bit mixes, `[tokens][layers][ngram_size - 1]`, from which the ids follow.
+    ///
+    /// Equal mixes of a layer and order mean equal ids in all heads of that order, so distinct n-grams are found by
+    /// comparing one number. Tokens that belong to no request have mixes of -1.
+    ///
+    /// # Errors
+    /// As [`Hasher::ids`].
+    pub fn ids_and_mixes(&self, batch: &Batch<'_>, ids: &mut [i32], mixes: &mut [i64]) -> Result<(), BatchError> {
+        self.check(batch, ids, Some(mixes))?;
+        self.run(batch, 0..batch.tokens.len(), ids, Some(mixes))
+    }
+
+    /// As [`Hasher::ids`], over all threads of `pool`.
+    ///
+    /// # Errors
+    /// As [`Hasher::ids`].
+    pub fn ids_on(&self, pool: &rayon::ThreadPool, batch: &Batch<'_>, ids: &mut [i32]) -> Result<(), BatchError> {
+        self.check(batch, ids, None)?;
+        let piece = batch.tokens.len().div_ceil(pool.current_num_threads() * 4).max(1024);
+        pool.install(|| {
+            ids.par_chunks_mut(piece * self.ids_per_token()).enumerate().try_for_each(|(place, ids)| {
+                let start = place * piece;
+                self.run(batch, start..start + ids.len() / self.ids_per_token(), ids, None)
+            })
+        })
+    }
+
+    /// The shape of a batch and its history; tokens are checked where they are read.
+    fn check(&self, batch: &Batch<'_>, ids: &[i32], mixes: Option<&[i64]>) -> Result<(), BatchError> {
+        let length = |what, found, expected| {
+            if found == expected { Ok(()) } else { Err(BatchError::Length { what, found, expected }) }
+        };
+        let tokens = batch.tokens.len();
+        match batch.starts.first() {
+            Some(0) => {}
+            other => return Err(BatchError::FirstStart { found: other.copied() }),
+        }
+        let mut low = 0;
+        for (place, &start) in batch.starts.iter().enumerate() {
+            if start < low || usize::try_from(start).is_ok_and(|start| start > tokens) {
+                return Err(BatchError::Start { place, found: start, low, high: tokens });
+            }
+            low = start;
+        }
+        length("history", batch.history.len(), (batch.starts.len() - 1) * (self.ngram_size - 1))?;
+        length("ids", ids.len(), tokens * self.ids_per_token())?;
+        if let Some(mixes) = mixes {
+            length("mixes", mixes.len(), tokens * self.mixes_per_token())?;
+        }
+        let low = match self.family {
+            Family::Engram => UNKNOWN,
+            Family::Ple => 0,
+        };
+        self.check_tokens("history entry", batch.history, 0, low)
+    }
+
+    fn check_tokens(&self, what: &'static str, tokens: &[i32], first: usize, low: i32) -> Result<(), BatchError> {
+        let outside = |token: i32| token < low || token > self.last_token;
+        // Without an early exit, so that it runs on vectors.
+        if tokens.iter().fold(false, |any, &token| any | outside(token)) {
+            let place = tokens.iter().position(|&token| outside(token)).unwrap_or(0);
+            let (found, high) = (tokens[place], self.last_token);
+            return Err(BatchError::Token { what, place: first + place, found, low, high });
+        }
+        Ok(())
+    }
+
+    fn run(
+        &self,
+        batch: &Batch<'_>,
+        range: Range<usize>,
+        ids: &mut [i32],
+        mixes: Option<&mut [i64]>,
+    ) -> Result<(), BatchError> {
+        match self.ngram_size {
+            2 => self.run_order::<2>(batch, range, ids, mixes),
+            3 => self.run_order::<3>(batch, range, ids, mixes),
+            4 => self.run_order::<4>(batch, range, ids, mixes),
+            5 => self.run_order::<5>(batch, range, ids, mixes),
+            6 => self.run_order::<6>(batch, range, ids, mixes),
+            7 => self.run_order::<7>(batch, range, ids, mixes),
+            _ => self.run_order::<8>(batch, range, ids, mixes),
+        }
+    }
+
+    /// Hashes the tokens of `range`, whose outputs are `ids` and `mixes`.
+    fn run_order<const N: usize>(
+        &self,
+        batch: &Batch<'_>,
+        range: Range<usize>,
+        ids: &mut [i32],
+        mut mixes: Option<&mut [i64]>,
+    ) -> Result<(), BatchError> {
+        let hashed = batch.starts.last().map_or(0, |&end| position(end)).clamp(range.start, range.end);
+        let low = match self.family {
+            Family::Engram => DEAD,
+            Family::Ple => 0,
+        };
+        self.check_tokens("token", &batch.tokens[range.start..hashed], range.start, low)?;
+        let (per_token, ids_per_token) = (self.mixes_per_token(), self.ids_per_token());
+        let mut walk = Walk::<N>::new(self, batch, range.start);
+        let mut block = [0_i64; BLOCK];
+        let mut start = range.start;
+        while start < hashed {
+            let count = (BLOCK / per_token).min(hashed - start);
+            let done = start - range.start;
+            let block = &mut block[..count * per_token];
+            walk.mix(start..start + count, block);
+            self.reduce(block, &mut ids[done * ids_per_token..][..count * ids_per_token]);
+            if let Some(mixes) = &mut mixes {
+                mixes[done * per_token..][..count * per_token].copy_from_slice(block);
+            }
+            start += count;
+        }
+        ids[(hashed - range.start) * ids_per_token..].fill(-1);
+        if let Some(mixes) = mixes {
+            mixes[(hashed - range.start) * per_token..].fill(-1);
+        }
+        Ok(())
+    }
+
+    /// Row ids of whole tokens from their mixes.
+    fn reduce(&self, mixes: &[i64], ids: &mut [i32]) {
+        let tokens = mixes.chunks_exact(self.mixes_per_token()).zip(ids.chunks_exact_mut(self.ids_per_token()));
+        for (mixes, ids) in tokens {
+            let columns = self.columns.chunks_exact(self.heads);
+            for ((&mix, ids), columns) in mixes.iter().zip(ids.chunks_exact_mut(self.heads)).zip(columns) {
+                for (id, column) in ids.iter_mut().zip(columns) {
+                    *id = (column.reciprocal.remainder(mix) + column.offset).cast_signed();
+                }
+            }
+        }
+    }
+}
+
+/// A dead token, or the start of the sequence.
+pub(crate) const DEAD: i32 = -1;
+/// A look-back entry that is not known.
+pub(crate) const UNKNOWN: i32 = -2;
+
+/// Boundaries are checked to be positive.
+fn position(start: i32) -> usize {
+    usize::try_from(start).unwrap_or(0)
+}
+
+/// Walks over tokens of all requests with the last `N` tokens as they count for hashing.
+struct Walk<'a, const N: usize> {
+    hasher: &'a Hasher,
+    batch: &'a Batch<'a>,
+    /// The request that the next token belongs to, or one before it.
+    request: usize,
+    /// The current token and those before it, newest first.
+    window: [i64; N],
+}
+
+impl<'a, const N: usize> Walk<'a, N> {
+    /// Ready to go on with the token at `start`.
+    fn new(hasher: &'a Hasher, batch: &'a Batch<'a>, start: usize) -> Self {
+        let mut walk = Self { hasher, batch, request: 0, window: [hasher.fill.into(); N] };
+        let ends = &batch.starts[1..];
+        walk.request = ends.partition_point(|&end| position(end) <= start);
+        if let Some(&first) = batch.starts.get(walk.request).filter(|_| walk.request < ends.len()) {
+            walk.enter(walk.request);
+            let replay = position(first).max(start.saturating_sub(N - 1))..start;
+            for &token in &batch.tokens[replay] {
+                walk.push(token);
+                walk.after(token);
+            }
+        }
+        walk
+    }
+
+    /// Starts a request from its history.
+    fn enter(&mut self, request: usize) {
+        self.request = request;
+        self.window = [self.hasher.fill.into(); N];
+        let history = &self.batch.history[request * (N - 1)..][..N - 1];
+        for place in 0..N - 1 {
+            let token = match self.hasher.family {
+                Family::Engram => history[N - 2 - place],
+                Family::Ple => history[place],
+            };
+            self.push(token);
+            self.after(token);
+        }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, token: i32) {
+        self.window.copy_within(..N - 1, 1);
+        self.window[0] = if token < 0 { self.hasher.fill } else { token }.into();
+        if token == DEAD {
+            self.window = [self.hasher.fill.into(); N];
+        }
+    }
+
+    #[inline(always)]
+    fn after(&mut self, token: i32) {
+        if token == self.hasher.cut {
+            self.window = [self.hasher.fill.into(); N];
+        }
+    }
+
+    /// Mixes of the tokens of `range`, `[token][layer][order]`.
+    fn mix(&mut self, range: Range<usize>, mixes: &mut [i64]) {
+        let per_token = self.hasher.mixes_per_token();
+        let mut mixes = mixes.chunks_exact_mut(per_token);
+        let mut start = range.start;
+        while start < range.end {
+            while position(self.batch.starts[self.request + 1]) <= start {
+                self.enter(self.request + 1);
+            }
+            let end = position(self.batch.starts[self.request + 1]).min(range.end);
+            for (&token, mixes) in self.batch.tokens[start..end].iter().zip(&mut mixes) {
+                self.push(token);
+                let layers = self.hasher.multipliers.chunks_exact(N).zip(mixes.chunks_exact_mut(N - 1));
+                for (multipliers, mixes) in layers {
+                    let mut mix = self.window[0].wrapping_mul(multipliers[0]);
+                    for distance in 1..N {
+                        mix ^= self.window[distance].wrapping_mul(multipliers[distance]);
+                        mixes[distance - 1] = mix;
+                    }
+                }
+                self.after(token);
+            }
+            start = end;
+        }
+    }
+}

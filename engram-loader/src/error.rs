@@ -1,6 +1,5 @@
 //! The one error type of this crate.
 
-use std::ops::Range;
 use std::path::PathBuf;
 
 /// Why files could not be read or written as tables. The faults of a checkpoint are not errors but entries of a report.
@@ -50,29 +49,5 @@ pub enum Error {
     Extents {
         /// What is wrong with them.
         message: String,
-    },
-    /// An id that is neither -1 nor a row of the table.
-    #[error("row id {id} is not in a table of {table_rows} rows")]
-    RowId {
-        /// The id.
-        id: i32,
-        /// Rows of the table.
-        table_rows: u64,
-    },
-    /// A range of rows that reaches past the table.
-    #[error("rows {} to {} are not in a table of {table_rows} rows", rows.start, rows.end)]
-    RowRange {
-        /// The range.
-        rows: Range<u64>,
-        /// Rows of the table.
-        table_rows: u64,
-    },
-    /// A buffer that does not hold the rows asked for exactly.
-    #[error("a buffer of {found} bytes for rows of {expected} bytes in all")]
-    BufferSize {
-        /// Bytes that the rows take.
-        expected: usize,
-        /// Bytes of the buffer.
-        found: usize,
     },
 }

@@ -2,6 +2,7 @@
 
 mod error;
 mod memory;
+pub mod protocol;
 
 pub use error::{Error, Result};
 pub use memory::{ALIGN, Memory};

@@ -2,6 +2,7 @@
 
 mod bench_cpu;
 mod lint;
+mod loom;
 mod process;
 mod python;
 mod test;
@@ -13,6 +14,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   test              run every suite of the workspace; a suite that runs no test is a failure
+  loom [--deep]     the exchange protocol under a model checker: seconds, or minutes
   clippy, docs      lints and documentation, warnings denied
   tidy              check the workspace's invariants (ARCHITECTURE.md)
   bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate or rows
@@ -26,6 +28,8 @@ fn main() -> Result<()> {
     match args.as_slice() {
         ["test"] => test::run(),
         ["bench-cpu", only @ ..] => bench_cpu::run_all(only),
+        ["loom"] => loom::run(false),
+        ["loom", "--deep"] => loom::run(true),
         ["clippy"] => lint::clippy(),
         ["docs"] => lint::docs(),
         ["tidy"] => tidy::run(),

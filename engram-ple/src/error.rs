@@ -2,7 +2,7 @@
 
 use crate::FormatKind;
 
-/// Why a format could not be made or used.
+/// Why a format could not be made or used, a quantization config not be read, or no format follow from it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -56,5 +56,65 @@ pub enum Error {
         bytes: usize,
         /// Bytes a row.
         row_bytes: usize,
+    },
+    /// The quantization config is not JSON.
+    #[error("the quantization config is not JSON: {message}")]
+    NotJson {
+        /// What the parser said, with line and column.
+        message: String,
+    },
+    /// A key stands twice in one object of the quantization config.
+    #[error("the quantization config has the key `{key}` twice")]
+    DuplicateKey {
+        /// The key, as written.
+        key: String,
+    },
+    /// A field of the quantization config is missing or of the wrong type.
+    #[error("quantization config: `{field}` is {found}, not {expected}")]
+    Field {
+        /// Path of the field, with dots.
+        field: String,
+        /// What it should be.
+        expected: &'static str,
+        /// What it is.
+        found: String,
+    },
+    /// A pattern of the quantization config is not a regular expression, or one that is too large.
+    #[error("quantization config: the pattern `{pattern}` cannot be used: {message}")]
+    Pattern {
+        /// The pattern, as written.
+        pattern: String,
+        /// What the regex engine said.
+        message: String,
+    },
+    /// `ple_embedding_dtype` names a packed format that this crate does not read.
+    #[error("`ple_embedding_dtype` is `{dtype}`, a table format that is not supported")]
+    EmbeddingDtype {
+        /// The dtype, as written.
+        dtype: String,
+    },
+    /// The checkpoint's quantization method says nothing about how this table would be stored.
+    #[error("no table format of `{prefix}` follows from the quantization method `{method}`")]
+    UnsupportedMethod {
+        /// The method, as the config names it.
+        method: String,
+        /// Module name of the table.
+        prefix: String,
+    },
+    /// An FP8 config that quantises while loading; a table has to be stored in FP8 already.
+    #[error("`{prefix}` would be quantised to FP8 while loading; only serialised FP8 tables can be read")]
+    NotSerialized {
+        /// Module name of the table.
+        prefix: String,
+    },
+    /// Of a fused module some parts are ignored and some are not.
+    #[error("`{prefix}` is fused from parts of which `{ignored}` is ignored and `{quantized}` is not")]
+    PartlyIgnored {
+        /// Module name of the fused module.
+        prefix: String,
+        /// A part that is ignored.
+        ignored: String,
+        /// A part that is not.
+        quantized: String,
     },
 }

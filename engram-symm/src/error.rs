@@ -1,20 +1,251 @@
 //! What can go wrong, for every part of the crate.
 
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+///
+/// Plain data: a rank that fails tells the others, so that one fault gives the same error on every rank of the group.
+/// Ranks are numbered within the group, `0..world`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused an operation on the group's memory.
-    #[error("{operation} on the memory of rank {rank}")]
-    Memory {
-        /// What was tried.
-        operation: &'static str,
-        /// Whose segment it was.
-        rank: usize,
-        /// The system's reason.
-        source: std::io::Error,
+    /// A variable of the launcher is absent or does not say what it must.
+    #[error("{variable} is {}, expected {expected}", found.as_deref().unwrap_or("not set"))]
+    Launch {
+        /// The environment variable.
+        variable: String,
+        /// Its value, if it is set.
+        found: Option<String>,
+        /// What it should be.
+        expected: String,
     },
+
+    /// An argument cannot be used.
+    #[error("{what} is {found}, expected {expected}")]
+    Invalid {
+        /// The argument.
+        what: String,
+        /// What was given.
+        found: String,
+        /// What it should be.
+        expected: String,
+    },
+
+    /// The deadline passed while ranks had not come to a step; `ranks` are exactly the ones that had not.
+    #[error("ranks {ranks:?} are missing after {waited:?} of {step}")]
+    Missing {
+        /// The step that every rank must come to.
+        step: Step,
+        /// How long this rank waited.
+        waited: Duration,
+        /// The ranks that had not come, ascending.
+        ranks: Vec<usize>,
+    },
+
+    /// A rank closed its connection or died.
+    #[error("rank {rank} went away during {step}")]
+    Lost {
+        /// The rank that is gone.
+        rank: usize,
+        /// What the others were doing.
+        step: Step,
+    },
+
+    /// Two processes say that they are the same rank.
+    #[error("two processes say that they are rank {rank}")]
+    DuplicateRank {
+        /// The rank that came twice.
+        rank: usize,
+    },
+
+    /// Two ranks contradict each other.
+    #[error("ranks disagree on {what}: rank {rank} says {value}, rank {other} says {other_value}")]
+    Disagreement {
+        /// What they disagree on.
+        what: String,
+        /// One rank, the lower one.
+        rank: usize,
+        /// What it says.
+        value: String,
+        /// The other rank.
+        other: usize,
+        /// What that one says.
+        other_value: String,
+    },
+
+    /// A rank did not get memory for the group.
+    #[error("rank {rank}: {bytes} bytes of shared memory: {step}")]
+    Memory {
+        /// The rank that failed.
+        rank: usize,
+        /// What was tried.
+        step: Step,
+        /// Bytes of the segment.
+        bytes: u64,
+        /// The system's reason.
+        source: OsError,
+    },
+
+    /// The system refused an operation of the bootstrap.
+    #[error("rank {rank}: {step}")]
+    Os {
+        /// The rank that failed.
+        rank: usize,
+        /// What was tried.
+        step: Step,
+        /// The system's reason.
+        source: OsError,
+    },
+
+    /// The socket of this group's name belongs to another user.
+    #[error("the group's socket belongs to user {found}, expected {expected}")]
+    ForeignPeer {
+        /// This process's effective user id.
+        expected: u32,
+        /// The owner of the socket.
+        found: u32,
+    },
+
+    /// A rank sent what this version of the crate cannot read.
+    #[error("rank {rank} sent an unreadable message during {step}: {found}")]
+    Unreadable {
+        /// Who sent it.
+        rank: usize,
+        /// What was going on.
+        step: Step,
+        /// What is wrong with it.
+        found: String,
+    },
+
+    /// The store between nodes failed.
+    #[error("rank {rank}: {step}: store key {key}: {reason}")]
+    Store {
+        /// The rank whose access failed.
+        rank: usize,
+        /// What was going on.
+        step: Step,
+        /// The key that was read or written.
+        key: String,
+        /// The store's reason.
+        reason: String,
+    },
+
+    /// Ranks that meet through a store cannot pass descriptors: they may be on different nodes.
+    #[error("{step} needs a group within one node, this one meets through a store")]
+    AcrossNodes {
+        /// What was asked.
+        step: Step,
+    },
+}
+
+/// A step of creating, using or closing a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Step {
+    /// Finding the other ranks: binding the group's socket or connecting to it.
+    Find,
+    /// Waiting until every rank has come.
+    Meet,
+    /// Connecting every rank with every other.
+    Connect,
+    /// Confirming that all connections stand.
+    Confirm,
+    /// Comparing the registered buffers.
+    Register,
+    /// Deciding whether peers reach each other's memory.
+    PeerAccess,
+    /// Asking whether there is room for a segment.
+    Room,
+    /// Creating a segment.
+    Create,
+    /// Giving a segment its size.
+    Size,
+    /// Sealing the size.
+    Seal,
+    /// Reserving the pages.
+    Reserve,
+    /// Mapping the own segment.
+    Map,
+    /// Agreeing that every rank has its segment.
+    Allocate,
+    /// Passing descriptors.
+    Share,
+    /// Mapping the segments of the peers.
+    MapPeers,
+    /// Agreeing that every rank has mapped all segments.
+    Publish,
+    /// Giving pages back to the system.
+    Discard,
+    /// A collective step of the caller's.
+    Gather,
+    /// Leaving the group together.
+    Close,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Find => "finding the group's socket",
+            Self::Meet => "rendezvous",
+            Self::Connect => "connecting the ranks",
+            Self::Confirm => "confirming the connections",
+            Self::Register => "comparing the registered buffers",
+            Self::PeerAccess => "deciding on peer access",
+            Self::Room => "asking for room",
+            Self::Create => "creating the segment",
+            Self::Size => "sizing the segment",
+            Self::Seal => "sealing the segment",
+            Self::Reserve => "reserving the segment's pages",
+            Self::Map => "mapping the segment",
+            Self::Allocate => "agreeing on the allocation",
+            Self::Share => "passing descriptors",
+            Self::MapPeers => "mapping the peers' segments",
+            Self::Publish => "agreeing on the mappings",
+            Self::Discard => "giving pages back",
+            Self::Gather => "a collective step",
+            Self::Close => "closing the group",
+        })
+    }
+}
+
+/// A reason of the operating system: an `errno` value, kept whatever it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OsError(pub i32);
+
+impl std::error::Error for OsError {}
+
+impl fmt::Display for OsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for OsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OsError({self})")
+    }
+}
+
+impl OsError {
+    pub(crate) fn of(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+
+    pub(crate) fn from_io(error: &std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))
+    }
+}
+
+impl Error {
+    /// A disagreement, the lower rank first, so that both sides say the same.
+    pub(crate) fn disagreement(what: impl Into<String>, a: (usize, String), b: (usize, String)) -> Self {
+        let (low, high) = if a.0 <= b.0 { (a, b) } else { (b, a) };
+        Self::Disagreement { what: what.into(), rank: low.0, value: low.1, other: high.0, other_value: high.1 }
+    }
 }

@@ -1,0 +1,179 @@
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::deadline::Deadline;
+use super::group::{Group, Probe, RENDEZVOUS};
+use super::launch::Launch;
+use super::rendezvous::Meeting;
+use super::socket::Address;
+use crate::error::{Error, Result, Step};
+
+/// Groups of each name that this process has created.
+static CREATED: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
+
+/// How a group's ranks find each other.
+///
+/// ```no_run
+/// use engram_symm::{Launch, Rendezvous};
+///
+/// # fn main() -> engram_symm::Result<()> {
+/// let launch = Launch::from_env()?;
+/// let mut group = Rendezvous::new(launch, "exchange").join()?;
+/// group.barrier()?;
+/// group.close()
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "ranks meet in `join`"]
+pub struct Rendezvous {
+    launch: Launch,
+    key: String,
+    members: Vec<usize>,
+    generation: Option<u64>,
+    directory: Option<PathBuf>,
+    limit: Duration,
+    probe: Probe,
+}
+
+impl Rendezvous {
+    /// A meeting of all ranks of the job. `key` tells it from the job's other groups.
+    pub fn new(launch: Launch, key: impl Into<String>) -> Self {
+        Self {
+            members: (0..launch.world).collect(),
+            launch,
+            key: key.into(),
+            generation: None,
+            directory: None,
+            limit: RENDEZVOUS,
+            probe: Probe::default(),
+        }
+    }
+
+    /// Only these ranks of the job meet; they are numbered in this order within the group. Groups of different members
+    /// never meet each other, whatever their keys.
+    pub fn members(mut self, ranks: &[usize]) -> Self {
+        self.members = ranks.to_vec();
+        self
+    }
+
+    /// Which group of this key and these members it is. Without this each process counts the ones it has created, which
+    /// is the same number on all ranks as long as each creates them in the same order.
+    pub fn generation(mut self, generation: u64) -> Self {
+        self.generation = Some(generation);
+        self
+    }
+
+    /// Ranks meet at a socket file in `directory` rather than at an abstract name, which only processes of one network
+    /// namespace share. The file is removed when all have met; one that a crashed run left is replaced.
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// How long to wait for the other ranks, here and in each collective call of the group; 300 s unless set.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// See [`Group::set_probe`]; covers the rendezvous too.
+    pub fn probe(mut self, probe: impl Fn(Step) -> io::Result<()> + Send + Sync + 'static) -> Self {
+        self.probe = Probe::new(probe);
+        self
+    }
+
+    /// Meets the other ranks. Collective over the members.
+    ///
+    /// # Errors
+    /// * [`Error::Invalid`] when this process is no member, a member is not in the job, or the directory's path is too
+    ///   long for a socket;
+    /// * [`Error::Missing`] at the deadline, naming exactly the ranks that have not come;
+    /// * [`Error::Lost`], [`Error::DuplicateRank`], [`Error::Disagreement`] for a rank that died, came twice, or counts
+    ///   another world, on all ranks;
+    /// * [`Error::ForeignPeer`] when another user holds the group's name; [`Error::Os`] for the system's refusals.
+    pub fn join(self) -> Result<Group> {
+        let rank = self.own_place()?;
+        let name = self.name();
+        // Ranks may be threads of one process: each has its own count.
+        let counted = format!("rank {rank} of {name}");
+        let generation = self.generation.unwrap_or_else(|| created(&counted, 0));
+        let identity = format!("{name} generation {generation}");
+        let world = self.members.len();
+        let deadline = Deadline::after(self.limit);
+        let mut group = match world {
+            1 => Group::alone(),
+            _ => {
+                let address = self.address(&identity)?;
+                let meeting =
+                    Meeting { address: &address, group: &identity, rank, world, deadline, probe: &self.probe };
+                Group::of_mesh(rank, world, meeting.attend()?)
+            }
+        };
+        group.set_timeout(self.limit);
+        group.replace_probe(self.probe);
+        group.confirm(deadline)?;
+        if self.generation.is_none() {
+            created(&counted, 1);
+        }
+        Ok(group)
+    }
+
+    /// This rank's number in the group.
+    fn own_place(&self) -> Result<usize> {
+        let invalid = |what: &str, found: String, expected: String| {
+            Err(Error::Invalid { what: what.to_owned(), found, expected })
+        };
+        let Launch { rank, world, .. } = self.launch;
+        let mut seen = vec![false; world];
+        for &member in &self.members {
+            match seen.get_mut(member) {
+                None => return invalid("a member", member.to_string(), format!("below the world size, {world}")),
+                Some(true) => return invalid("a member", format!("{member} twice"), "each once".to_owned()),
+                Some(seen) => *seen = true,
+            }
+        }
+        match self.members.iter().position(|&member| member == rank) {
+            Some(place) => Ok(place),
+            None => {
+                invalid("the group's members", format!("{:?}", self.members), format!("{rank}, this rank, among them"))
+            }
+        }
+    }
+
+    /// What tells the group from all others but those before and after it.
+    fn name(&self) -> String {
+        let user = rustix::process::geteuid().as_raw();
+        let all = self.members.iter().copied().eq(0..self.launch.world);
+        // The size of the job stays out of the name: ranks that disagree on it should meet, and be told.
+        let members = if all { "all".to_owned() } else { format!("{:?}", self.members) };
+        format!("{:?} user {user} group {:?} of {members}", self.launch.run, self.key)
+    }
+
+    fn address(&self, identity: &str) -> Result<Address> {
+        let name = format!("engram-symm-{:032x}", xxh3_128(identity.as_bytes()));
+        let Some(directory) = &self.directory else { return Ok(Address::Abstract(name)) };
+        let bytes = directory.join(&name).as_os_str().len();
+        if bytes > Address::LONGEST {
+            return Err(Error::Invalid {
+                what: "the path of the group's socket".to_owned(),
+                found: format!("{bytes} bytes in {}", directory.display()),
+                expected: format!("at most {}", Address::LONGEST),
+            });
+        }
+        Ok(Address::File { directory: directory.clone(), name })
+    }
+}
+
+/// Adds to the count of groups of this name and returns what it was.
+fn created(name: &str, more: u64) -> u64 {
+    let mut created = CREATED.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = created.get_or_insert_default().entry(name.to_owned()).or_default();
+    let before = *count;
+    *count += more;
+    before
+}

@@ -1,0 +1,202 @@
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::room;
+use crate::bootstrap::{Group, Probe};
+use crate::error::{Error, OsError, Result, Step};
+use crate::memory::{ALIGN, Memory};
+
+/// Host memory that all ranks of a group have mapped: a segment a rank.
+///
+/// Each segment is an anonymous file (`memfd`): it has no name in any file system and is gone with its last user,
+/// however that one ends. Its size is sealed before a peer sees it, and its pages are reserved before anyone touches
+/// them, so that no access can fail later.
+///
+/// Dropping it unmaps this rank's views and does nothing else; peers keep theirs.
+#[derive(Debug)]
+pub struct HostMemory {
+    rank: usize,
+    /// Kept to give pages back and to reserve them again.
+    own: OwnedFd,
+    /// By rank, all of one length.
+    views: Vec<View>,
+}
+
+impl HostMemory {
+    /// Allocates `bytes`, rounded up to whole pieces of [`ALIGN`], on every rank of the group, all zero, and maps them
+    /// all here. Collective.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] on every rank when one of them cannot allocate or map, naming it and the step; nothing stays
+    /// allocated then, and the group stays usable. [`Error::Disagreement`] when ranks ask for different sizes,
+    /// [`Error::AcrossNodes`] for a group that meets through a store. Else as [`Group::all_gather`].
+    pub fn allocate(group: &mut Group, bytes: usize) -> Result<Self> {
+        group.require_one_node(Step::Share)?;
+        group.agree_on_value(Step::Size, "the bytes of a segment", &bytes.to_string())?;
+        let probe = group.probe().clone();
+        let attempt = Attempt { rank: group.rank(), world: group.world(), bytes, probe: &probe };
+
+        let segment = group.agree(Step::Allocate, attempt.own_segment())?;
+        let (own, view) = segment;
+        let mut shared = group.share(own.as_fd())?;
+        // The descriptors of the peers are needed only until their segments are mapped.
+        let mut own_view = Some(view);
+        let views =
+            shared.drain(..).enumerate().map(|(rank, descriptor)| match own_view.take_if(|_| rank == attempt.rank) {
+                Some(view) => Ok(view),
+                None => attempt.peer_segment(descriptor.as_fd()),
+            });
+        let views = group.agree(Step::Publish, views.collect())?;
+        Ok(Self { rank: attempt.rank, own, views })
+    }
+
+    /// Reserves the pages of this rank's own segment in `range` again, after [`Memory::discard`] and before anything
+    /// touches them. The range is a whole number of [`ALIGN`] pieces.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when there is no room.
+    pub fn reserve(&self, range: Range<usize>) -> Result<()> {
+        let probe = Probe::default();
+        let attempt = Attempt { rank: self.rank, world: 1, bytes: range.len(), probe: &probe };
+        attempt.step(Step::Room, || room::check(range.len()))?;
+        attempt.step(Step::Reserve, || self.change(FallocateFlags::empty(), &range))
+    }
+
+    fn change(&self, flags: FallocateFlags, range: &Range<usize>) -> Result<(), Errno> {
+        if range.start >= range.end {
+            return Ok(());
+        }
+        if range.end > self.bytes() {
+            return Err(Errno::INVAL);
+        }
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.own, flags, range.start as u64, range.len() as u64))
+    }
+}
+
+// SAFETY:
+// * The views are mapped for as long as `self` lives, each `bytes()` long, and a mapping does not move.
+// * Mappings start at a page boundary, and pages are of `ALIGN` bytes or a multiple of them.
+// * View `r` maps the file that rank `r` created and passed to all others.
+// * A `memfd` reads as zeros until it is written, and no rank writes before `allocate` has returned it its view.
+unsafe impl Memory for HostMemory {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.views.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.views[self.rank].len
+    }
+
+    fn segment(&self, rank: usize) -> NonNull<u8> {
+        self.views[rank].base
+    }
+
+    fn discard(&self, range: Range<usize>) -> Result<()> {
+        let bytes = range.len() as u64;
+        self.change(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, &range).map_err(|errno| Error::Memory {
+            rank: self.rank,
+            step: Step::Discard,
+            bytes,
+            source: OsError::of(errno),
+        })
+    }
+}
+
+/// A try to get one segment; every step can fail.
+struct Attempt<'a> {
+    rank: usize,
+    world: usize,
+    bytes: usize,
+    probe: &'a Probe,
+}
+
+impl Attempt<'_> {
+    fn step<T>(&self, step: Step, work: impl FnOnce() -> Result<T, Errno>) -> Result<T> {
+        let outcome = self.probe.before(step).and_then(|()| work().map_err(OsError::of));
+        outcome.map_err(|source| Error::Memory { rank: self.rank, step, bytes: self.bytes as u64, source })
+    }
+
+    /// Bytes of a segment: whole pieces, at least one.
+    fn len(&self) -> Result<usize, Errno> {
+        let len = self.bytes.max(1).checked_next_multiple_of(ALIGN);
+        len.filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::NOMEM)
+    }
+
+    /// Creates this rank's segment. The size is sealed, so that no peer can pull memory away from under the others.
+    fn own_segment(&self) -> Result<(OwnedFd, View)> {
+        let len = self.step(Step::Room, || {
+            let len = self.len()?;
+            // All ranks of the group allocate at once, on this node.
+            room::check(len.checked_mul(self.world).ok_or(Errno::NOMEM)?)?;
+            Ok(len)
+        })?;
+        let file = self.step(Step::Create, || {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            match rustix::fs::memfd_create("engram-symm", flags | MemfdFlags::NOEXEC_SEAL) {
+                // Linux before 6.3 does not know the flag, and has nothing that could be executed against.
+                Err(Errno::INVAL) => rustix::fs::memfd_create("engram-symm", flags),
+                created => created,
+            }
+        })?;
+        self.step(Step::Size, || rustix::fs::ftruncate(&file, len as u64))?;
+        self.step(Step::Seal, || rustix::fs::fcntl_add_seals(&file, SIZE_SEALS | SealFlags::SEAL))?;
+        self.step(Step::Reserve, || {
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64))
+        })?;
+        let view = self.step(Step::Map, || View::map(file.as_fd(), len))?;
+        Ok((file, view))
+    }
+
+    /// Maps a peer's segment, once it is certain that no access to it can fault.
+    fn peer_segment(&self, file: BorrowedFd<'_>) -> Result<View> {
+        self.step(Step::MapPeers, || {
+            let len = self.len()?;
+            let size = rustix::fs::fstat(file)?.st_size;
+            let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SIZE_SEALS);
+            if !sealed || usize::try_from(size) != Ok(len) {
+                return Err(Errno::INVAL);
+            }
+            View::map(file, len)
+        })
+    }
+}
+
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A mapping of a segment.
+#[derive(Debug)]
+struct View {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread, and a `View` itself never accesses the memory.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    fn map(file: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: with a null address and without `FIXED` the system picks a range that nothing else uses.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, len })
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: `map` made exactly this mapping, and whoever took its address did so for at most the life of `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

@@ -51,9 +51,9 @@ __device__ void dequantise(const Rows& a) {
     constexpr u32 K = EIGHT ? IN_FLIGHT : 1;
     const bool f16 = a.f16, global = a.scale_bytes == 0;
     const float global_scale = rounded(a.global_scale, f16);
-    const Walk values(a.value_bytes / VALUES);
+    const Walk start(a);
     each_tile(a, a.slot, [&](const Place& p, u32 rows) {
-        Walk walk = values;
+        Walk walk = start;
         for (i32 left = walk.steps(rows); left > 0; left -= K) {
             In codes[K];
             float fixed[K];
@@ -64,16 +64,12 @@ __device__ void dequantise(const Rows& a) {
                 const In* source = reinterpret_cast<const In*>(from_lane(p.values, walk.row));
                 const u8* scales = from_lane(p.scales, walk.row);
                 target[k] = from_lane(p.out, walk.row);
-                codes[k] = In{}, code[k] = 0, fixed[k] = 0;
                 if (walk.row >= rows) target[k] = nullptr;
-                if (target[k]) {
-                    target[k] += u64(walk.unit) * (2 * VALUES);
-                    if (source) {
-                        codes[k] = load(source + walk.unit);
-                        if (global) fixed[k] = global_scale;
-                        else code[k] = load(scales + walk.unit * VALUES / 32);
-                    }
-                }
+                const bool here = source && target[k];
+                codes[k] = load(source + walk.unit, here);
+                code[k] = load(scales + walk.unit * VALUES / 32, here && !global);
+                fixed[k] = here ? global_scale : 0;
+                if (target[k]) target[k] += u64(walk.unit) * (2 * VALUES);
                 walk.step();
             }
 #pragma unroll

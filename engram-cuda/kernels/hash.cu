@@ -10,9 +10,9 @@ constexpr u32 TOKENS = 16;     // tokens a block
 constexpr u32 WINDOW = 8;      // longest n-gram = lanes a token
 constexpr u32 THREADS = TOKENS * WINDOW;
 
-// Remainder by a run-time size: magic = floor((2^64 - 1) / size), 0 < size < 2^31.
+// A column: x mod size by `engram_core::Reciprocal`, whose shift follows from the size; then its place in the table.
 struct Column {
-    u64 magic;
+    u64 multiplier;
     u32 size;
     u32 offset;
 };
@@ -49,13 +49,11 @@ __device__ u32 request_of(const Hash& a, i32 token, u32 lane, u32 shift) {
     return low;
 }
 
-// x mod size for all 64-bit x, rounded down as Python does. The estimated quotient is exact or one short, so the remainder before
-// correction is below 2 * size < 2^32 and 32-bit arithmetic holds it. For negative x: x = -(y + 1), and x mod size = size - 1 - y mod size.
-__device__ u32 floor_mod(i64 x, const Column& c) {
-    const u64 y = x < 0 ? ~x : x;
-    u32 r = u32(y) - u32(__umul64hi(y, c.magic)) * c.size;
-    if (r >= c.size) r -= c.size;
-    return x < 0 ? c.size - 1 - r : r;
+// x mod size for all 64-bit x, rounded down as Python does.
+__device__ u32 remainder(i64 x, const Column& c) {
+    const u64 sign = u64(x >> 63), y = u64(x) ^ sign;
+    const u32 quotient = u32(__umul64hi(y << 1, c.multiplier) >> (32 - __clz(i32(c.size - 1))));
+    return (u32(y) - quotient * c.size ^ u32(sign)) + (c.size & u32(sign));
 }
 
 template <bool ENGRAM>
@@ -98,7 +96,7 @@ __device__ void hash(const Hash& a) {
         mixes[slot][back] = mix;
         if (back == 0) live[slot] = counted;
         if (a.mixes && token < a.len && back > 0 && in_order)
-            a.mixes[(u64(token) * a.layers + layer) * (a.order - 1) + back - 1] = counted ? mix : 0;
+            a.mixes[(u64(token) * a.layers + layer) * (a.order - 1) + back - 1] = counted ? mix : -1;
     }
     // A thread keeps its column while it walks down the tokens, so the column's constants are read once, before the barrier.
     const u32 columns = (a.order - 1) * a.heads;
@@ -111,7 +109,7 @@ __device__ void hash(const Hash& a) {
     while (true) {
         const u32 order = column / a.heads + 1;
         for (u32 t = slot; t < TOKENS && first + t < a.len; t += down)
-            a.ids[(u64(first + t) * a.layers + layer) * columns + column] = live[t] ? i32(floor_mod(mixes[t][order], c) + c.offset) : -1;
+            a.ids[(u64(first + t) * a.layers + layer) * columns + column] = live[t] ? i32(remainder(mixes[t][order], c) + c.offset) : -1;
         column += across;
         if (column >= columns) break;
         c = a.columns[layer * columns + column];

@@ -2,14 +2,40 @@
 
 #include "rows.cuh"
 
+// Moves a tile's rows: the first `value_units` units from `values`, the rest from `scales`; zeros where `values` is null.
+template <typename Unit>
+__device__ void move(const u8* values, const u8* scales, u8* to, u32 value_units, Walk walk, u32 rows) {
+    constexpr u32 K = sizeof(Unit) > 4 ? IN_FLIGHT : 1;
+    for (i32 left = walk.steps(rows); left > 0; left -= K) {
+        Unit data[K];
+        Unit* target[K];
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            const Unit* source = reinterpret_cast<const Unit*>(from_lane(values, walk.row));
+            target[k] = reinterpret_cast<Unit*>(from_lane(to, walk.row));
+            bool here = source;
+            if (value_units < walk.units) {
+                const Unit* other = reinterpret_cast<const Unit*>(from_lane(scales, walk.row));
+                if (walk.unit >= value_units) source = other - value_units;
+            }
+            if (walk.row >= rows) target[k] = nullptr;
+            here &= target[k] != nullptr;
+            data[k] = load(source + walk.unit, here);
+            if (target[k]) target[k] += walk.unit;
+            walk.step();
+        }
+#pragma unroll
+        for (u32 k = 0; k < K; ++k)
+            if (target[k]) *target[k] = data[k];
+    }
+}
+
 // Values and scales as they are: packed rows, and rows of unquantised formats.
 template <typename Unit>
 __device__ void copy(const Rows& a) {
-    const Walk values(a.value_bytes / sizeof(Unit));
-    each_tile(a, a.slot, [&](const Place& p, u32 rows) {
-        move<Unit>(p.values, p.out, values, rows);
-        if (a.scale_bytes) move<Unit>(p.values ? p.scales : nullptr, p.out + a.value_bytes, Walk(a.scale_bytes / sizeof(Unit)), rows);
-    });
+    const Walk walk(a);
+    const u32 value_units = a.value_bytes / u32(sizeof(Unit));
+    each_tile(a, a.slot, [&](const Place& p, u32 rows) { move<Unit>(p.values, p.scales, p.out, value_units, walk, rows); });
 }
 
 // MX: values as they are, scales at (m, k) -> ((m / 128) * K4 + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4 for token m
@@ -19,9 +45,9 @@ __device__ void mx(const Rows& a) {
     using Scale = typename If<WORDS, u32, u8>::Type;
     const u32 groups = a.scale_bytes;
     const u32 k4 = (a.columns * groups + 3) / 4;
-    const Walk values(a.value_bytes / sizeof(Unit));
+    const Walk walk_values(a);
     each_tile(a, (a.slot + 127) / 128 * 128, [&](const Place& p, u32 rows) {
-        move<Unit>(p.values, p.token < a.slot ? p.out : nullptr, values, rows);
+        move<Unit>(p.values, nullptr, p.token < a.slot ? p.out : nullptr, a.units, walk_values, rows);
         u8* to = a.out_scales + p.layer * a.out_scales_layer + u64(p.token / 128) * k4 * 512 + p.token % 32 * 16 + p.token % 128 / 32 * 4;
         // By bytes, the last column also fills up its last four groups.
         Walk walk(WORDS ? groups / 4 : groups + 3);
@@ -32,7 +58,7 @@ __device__ void mx(const Rows& a) {
             const u32 k = column * groups + walk.unit * u32(sizeof(Scale));
             const bool real = WORDS || walk.unit < groups;
             if (walk.row < rows && (real || (column + 1 == a.columns && k < k4 * 4)))
-                *reinterpret_cast<Scale*>(target + u64(k / 4) * 512 + k % 4) = source && real ? load(source + walk.unit) : Scale(0);
+                *reinterpret_cast<Scale*>(target + u64(k / 4) * 512 + k % 4) = load(source + walk.unit, source && real);
         }
     });
 }

@@ -19,6 +19,14 @@ constexpr u32 THREADS = 256;
 #define HINT ".L1::no_allocate"
 #endif
 
+// n / d for n <= 2^31 by a multiplication.
+struct Divisor {
+    u32 magic;
+    u32 shift;
+
+    __device__ u32 divide(u32 n) const { return u32(u64(n) * magic >> shift); }
+};
+
 // One layer's table, or the part of it that is here: rows first..first + rows. Packed rows have values and scales at equal strides.
 struct Table {
     const u8* values;
@@ -51,8 +59,14 @@ struct Rows {
     u32 tile;                  // rows a warp takes at a time, 1..=32
     float global_scale;
     u32 f16;                   // rows_float: f16, else bf16
+    u32 units;                 // units a row has
+    u32 reserved;
+    Divisor by_across;         // layers * columns
+    Divisor by_columns;
+    Divisor by_share;
+    Divisor by_units;
 };
-static_assert(sizeof(Table) == 40 && sizeof(Rows) == 120, "kernels.rs mirrors these structs");
+static_assert(sizeof(Divisor) == 8 && sizeof(Table) == 40 && sizeof(Rows) == 160, "kernels.rs mirrors these structs");
 
 // Where one row is and goes; `values` is null for a zero row, `out` for a lane without a row.
 struct Place {
@@ -64,17 +78,17 @@ struct Place {
 
 __device__ Place place(const Rows& a, u32 row) {
     Place p;
-    const u32 across = a.layers * a.columns;
-    const u32 column = row % across;
-    p.token = row / across;
-    p.layer = column / a.columns;
-    p.column = column % a.columns;
+    p.token = a.by_across.divide(row);
+    const u32 across = row - p.token * (a.layers * a.columns);
+    p.layer = a.by_columns.divide(across);
+    p.column = across - p.layer * a.columns;
     p.out = a.out + (p.token * a.out_token + p.layer * a.out_layer + p.column * a.out_column);
     if (p.token < a.tokens) {
         const Table t = a.tables[p.layer];
-        const i64 at = i64(p.token) * a.token_stride + (a.first + column) / a.share;
+        const u32 group = a.by_share.divide(a.first + across);
+        const i64 at = i64(p.token) * a.token_stride + group;
         i64 id = a.wide ? static_cast<const i64*>(a.ids)[at] : static_cast<const i32*>(a.ids)[at];
-        if (id >= 0) id = id * a.share + (a.first + column) % a.share;
+        if (id >= 0) id = id * a.share + (a.first + across - group * a.share);
         const u64 local = u64(id) - t.first;    // below `rows` only for rows that are here
         if (local < t.rows) {
             p.values = t.values + local * t.value_stride;
@@ -104,11 +118,12 @@ struct Walk {
     u32 row, unit;
     u32 units, row_step, unit_step;
 
-    explicit __device__ Walk(u32 units) : units(units) {
-        const u32 lane = threadIdx.x % WARP;
-        row = lane / units, unit = lane % units;
-        row_step = WARP / units, unit_step = WARP % units;
+    __device__ Walk(u32 units, u32 rows_a_warp, u32 row) : row(row), units(units), row_step(rows_a_warp) {
+        unit = threadIdx.x % WARP - row * units;
+        unit_step = WARP - rows_a_warp * units;
     }
+    explicit __device__ Walk(const Rows& a) : Walk(a.units, a.by_units.divide(WARP), a.by_units.divide(threadIdx.x % WARP)) {}
+    explicit __device__ Walk(u32 units) : Walk(units, WARP / units, threadIdx.x % WARP / units) {}
     __device__ void step() {
         row += row_step, unit += unit_step;
         if (unit >= units) unit -= units, ++row;
@@ -121,42 +136,24 @@ __device__ T* from_lane(T* pointer, u32 lane) {
     return reinterpret_cast<T*>(__shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane));
 }
 
-// Table rows are read once: past L1.
-__device__ uint4 load(const uint4* p) {
+// *p where `here`, else zeros, without a branch. Table rows are read once: past L1.
+__device__ uint4 load(const uint4* p, bool here) {
     uint4 v;
-    asm volatile("ld.global.nc" HINT ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("{.reg .pred here; setp.ne.u32 here, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
+        "@here ld.global.nc" HINT ".v4.u32 {%0, %1, %2, %3}, [%4];}"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"(u32(here)));
     return v;
 }
-__device__ uint2 load(const uint2* p) {
+__device__ uint2 load(const uint2* p, bool here) {
     uint2 v;
-    asm volatile("ld.global.nc" HINT ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    asm volatile("{.reg .pred here; setp.ne.u32 here, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0;\n"
+        "@here ld.global.nc" HINT ".v2.u32 {%0, %1}, [%2];}"
+        : "=&r"(v.x), "=&r"(v.y) : "l"(p), "r"(u32(here)));
     return v;
 }
-__device__ u32 load(const u32* p) { return __ldg(p); }
-__device__ u8 load(const u8* p) { return __ldg(p); }
-
-template <typename Unit>
-__device__ void move(const u8* from, u8* to, Walk walk, u32 rows) {
-    constexpr u32 K = sizeof(Unit) > 4 ? IN_FLIGHT : 1;
-    for (i32 left = walk.steps(rows); left > 0; left -= K) {
-        Unit data[K];
-        Unit* target[K];
-#pragma unroll
-        for (u32 k = 0; k < K; ++k) {
-            const Unit* source = reinterpret_cast<const Unit*>(from_lane(from, walk.row));
-            target[k] = reinterpret_cast<Unit*>(from_lane(to, walk.row));
-            data[k] = Unit{};
-            if (walk.row >= rows) target[k] = nullptr;
-            if (target[k]) {
-                target[k] += walk.unit;
-                if (source) data[k] = load(source + walk.unit);
-            }
-            walk.step();
-        }
-#pragma unroll
-        for (u32 k = 0; k < K; ++k)
-            if (target[k]) *target[k] = data[k];
-    }
+template <typename T>
+__device__ T load(const T* p, bool here) {
+    return here ? __ldg(p) : T(0);
 }
 
 #define KERNEL(name, body) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Rows a) { body(a); }

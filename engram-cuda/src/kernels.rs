@@ -14,6 +14,8 @@
 //!
 //! U is the unit in bytes that an entry reads at a time. Its requirements are given at [`Rows`]; entries of unit 1 have none.
 
+use engram_core::Reciprocal;
+
 /// PTX of one translation unit: for every GPU from compute capability 8.0 on, and where it pays again for 9.0 on.
 #[derive(Debug, Clone, Copy)]
 pub struct Ptx {
@@ -53,12 +55,12 @@ pub const ROWS_BLOCKS: u32 = 5;
 /// Largest [`Rows::tile`].
 pub const ROWS_TILE: u32 = 32;
 
-/// What a hash kernel needs to know of a column: `x mod size` by one multiply-high, then the column's place in the table.
+/// What a hash kernel needs to know of a column: its modulus as a [`Reciprocal`], and its place in the table.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
-    /// floor((2^64 - 1) / size): the quotient estimated with it is exact or one short, for every 64-bit x.
-    pub magic: u64,
+    /// The multiplier of the size's [`Reciprocal`]; its shift follows from the size.
+    pub multiplier: u64,
     /// The column's modulus, `0 < size < 2^31`.
     pub size: u32,
     /// The table row of remainder 0; `offset + size <= 2^31`.
@@ -83,7 +85,7 @@ pub struct Hash {
     pub columns: u64,
     /// Output, i32 `[len][layers][(order - 1) * heads]`.
     pub ids: u64,
-    /// Output, i64 `[len][layers][order - 1]`, 0 for tokens past the last boundary; null for none.
+    /// Output, i64 `[len][layers][order - 1]`, -1 for tokens past the last boundary; null for none.
     pub mixes: u64,
     /// Tokens, at most 2^31 - 16; at least 1.
     pub len: u32,
@@ -177,35 +179,67 @@ pub struct Rows {
     /// Bytes of a row's scales. `rows_copy`: 0 leaves scales out (and packed rows copied whole count as values). `rows_float`: 0
     /// takes `global_scale`.
     pub scale_bytes: u32,
-    /// Rows that a warp takes at a time, 1..=[`ROWS_TILE`]. Many rows: what fills a warp's loads, see [`Launch::of_rows`]. Tile t goes to block
+    /// Rows that a warp takes at a time, 1..=[`ROWS_TILE`]. Many rows: what fills a warp's loads, see [`Rows::plan`]. Tile t goes to block
     /// `t % grid`.
     pub tile: u32,
     /// `rows_float` of a format with a global scale: that scale, not yet rounded.
     pub global_scale: f32,
     /// `rows_float`: 1 gives f16, 0 bf16.
     pub f16: u32,
+    /// Units a row has. This field and all below are set by [`Rows::plan`].
+    pub units: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Divides by `layers * columns`.
+    pub by_across: Divisor,
+    /// Divides by `columns`.
+    pub by_columns: Divisor,
+    /// Divides by `share`.
+    pub by_share: Divisor,
+    /// Divides by `units`.
+    pub by_units: Divisor,
 }
 
 const _: () = {
     assert!(size_of::<Column>() == 16);
     assert!(size_of::<Hash>() == 80);
     assert!(size_of::<Table>() == 40);
-    assert!(size_of::<Rows>() == 120);
+    assert!(size_of::<Rows>() == 160);
 };
 
 impl Column {
-    /// The constants of a column of `size` ids from table row `offset` on.
-    ///
-    /// # Panics
-    /// When `size` is 0.
+    /// The constants of a column whose ids begin at table row `offset`.
     #[must_use]
-    pub const fn new(size: u32, offset: u32) -> Self {
-        Self { magic: u64::MAX / size as u64, size, offset }
+    pub const fn new(size: Reciprocal, offset: u32) -> Self {
+        Self { multiplier: size.multiplier(), size: size.divisor(), offset }
+    }
+}
+
+/// Divides numbers up to 2^31 by a multiplication: `(n * magic) >> shift`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Divisor {
+    magic: u32,
+    shift: u32,
+}
+
+impl Divisor {
+    /// For `1 <= divisor <= 2^31`; 0 is taken as 1.
+    ///
+    /// With `2^(s - 1) < divisor <= 2^s` and `magic = ceil(2^(31 + s) / divisor)`, the product is too large by less than `n * divisor <= 2^(31 + s)`
+    /// in units of `1 / divisor`, which never reaches the next quotient.
+    #[must_use]
+    pub const fn new(divisor: u32) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
+        let shift = 31 + (u32::BITS - (divisor - 1).leading_zeros());
+        #[expect(clippy::cast_possible_truncation, reason = "2^(31 + s) / divisor is below 2^32")]
+        let magic = (1_u64 << shift).div_ceil(divisor as u64) as u32;
+        Self { magic, shift }
     }
 }
 
 impl Rows {
-    /// The `rows_copy` entry with the widest unit that these addresses allow.
+    /// The `rows_copy` entry with the widest unit that these addresses allow, and the units a row has.
     #[must_use]
     pub fn copy_entry(&self, tables: &[Table]) -> (&'static str, u32) {
         let mut bits = self.value_bits(tables);
@@ -213,42 +247,62 @@ impl Rows {
             bits |= u64::from(self.scale_bytes);
             bits |= tables.iter().fold(0, |bits, t| bits | t.scales | t.scale_stride);
         }
-        match bits.trailing_zeros() {
+        let (entry, unit) = match bits.trailing_zeros() {
             4.. => ("rows_copy_16", 16),
             3 => ("rows_copy_8", 8),
             2 => ("rows_copy_4", 4),
             _ => ("rows_copy_1", 1),
-        }
+        };
+        (entry, (self.value_bytes + self.scale_bytes) / unit)
     }
 
-    /// The `rows_mx` entry with the widest unit that these addresses allow.
+    /// The `rows_mx` entry with the widest unit that these addresses allow, and the units a row has.
     #[must_use]
     pub fn mx_entry(&self, tables: &[Table]) -> (&'static str, u32) {
-        let scales = tables
-            .iter()
-            .fold(u64::from(self.scale_bytes) | self.out_scales, |bits, t| bits | t.scales | t.scale_stride);
+        let own = u64::from(self.scale_bytes) | self.out_scales | self.out_scales_layer;
+        let scales = tables.iter().fold(own, |bits, t| bits | t.scales | t.scale_stride);
         if self.value_bits(tables).trailing_zeros() >= 4 && scales.trailing_zeros() >= 2 {
-            ("rows_mx_16", 16)
+            ("rows_mx_16", self.value_bytes / 16)
         } else {
-            ("rows_mx_1", 1)
+            ("rows_mx_1", self.value_bytes)
         }
     }
 
-    /// The `rows_float` entry with the widest unit that these addresses allow.
+    /// The `rows_float` entry with the widest unit that these addresses allow, and the units a row has.
     #[must_use]
     pub fn float_entry(&self, tables: &[Table]) -> (&'static str, u32) {
         let source = tables.iter().fold(u64::from(self.value_bytes), |bits, t| bits | t.values | t.value_stride);
         let out = self.out | self.out_token | self.out_layer | self.out_column;
         if source.trailing_zeros() >= 3 && out.trailing_zeros() >= 4 {
-            ("rows_float_8", 8)
+            ("rows_float_8", self.value_bytes / 8)
         } else {
-            ("rows_float_1", 1)
+            ("rows_float_1", self.value_bytes)
         }
     }
 
     fn value_bits(&self, tables: &[Table]) -> u64 {
         let out = self.out | self.out_token | self.out_layer | self.out_column | u64::from(self.value_bytes);
         tables.iter().fold(out, |bits, t| bits | t.values | t.value_stride)
+    }
+
+    /// Sets `tile` and all that follows `f16`, for `rows` rows (at least 1: the written tokens' rows) of `units` units each, on at most
+    /// `blocks` blocks: [`ROWS_BLOCKS`] a multiprocessor for the whole GPU, fewer in the background.
+    ///
+    /// Few rows spread over as many blocks as they have tiles, since their time is that of one access; many rows fill the warps' loads.
+    #[must_use]
+    pub fn plan(&mut self, rows: u32, units: u32, blocks: u32) -> Launch {
+        let (rows, blocks) = (rows.max(1), blocks.max(1));
+        let warps_a_block = ROWS_THREADS / 32;
+        let one_load = 32_u32.div_ceil(units.max(1));
+        self.tile = rows.div_ceil(blocks.saturating_mul(warps_a_block)).clamp(one_load, ROWS_TILE);
+        self.units = units;
+        self.by_across = Divisor::new(self.layers * self.columns);
+        self.by_columns = Divisor::new(self.columns);
+        self.by_share = Divisor::new(self.share);
+        self.by_units = Divisor::new(units);
+        let tiles = rows.div_ceil(self.tile);
+        let grid = tiles.min(blocks);
+        Launch { grid, block: tiles.div_ceil(grid).min(warps_a_block) * 32 }
     }
 }
 
@@ -259,21 +313,109 @@ pub struct Launch {
     pub grid: u32,
     /// Threads a block.
     pub block: u32,
-    /// For [`Rows::tile`].
-    pub tile: u32,
 }
 
-impl Launch {
-    /// For `rows` rows (at least 1) of `units` units each on at most `blocks` blocks: `ROWS_BLOCKS` a multiprocessor for the whole GPU, fewer in
-    /// the background. Few rows spread over as many blocks as there are tiles.
-    #[must_use]
-    pub fn of_rows(rows: u32, units: u32, blocks: u32) -> Self {
-        let blocks = blocks.max(1);
-        let warps = blocks.saturating_mul(ROWS_THREADS / 32);
-        let full = 32u32.div_ceil(units.max(1));
-        let tile = rows.div_ceil(warps).clamp(full, ROWS_TILE);
-        let tiles = rows.div_ceil(tile);
-        let grid = tiles.min(blocks);
-        Self { grid, block: tiles.div_ceil(grid).min(ROWS_THREADS / 32) * 32, tile }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn divide(n: u32, divisor: Divisor) -> u32 {
+        u32::try_from((u64::from(n) * u64::from(divisor.magic)) >> divisor.shift).unwrap()
+    }
+
+    #[test]
+    fn divisors_are_exact_at_the_edges() {
+        let powers = (0..=31).flat_map(|power| [(1_u32 << power) - 1, 1 << power, (1 << power) + 1]);
+        for divisor in powers.chain([24, 48, 33, 16, 20, (1 << 31) - 19]).filter(|d| (1..=1 << 31).contains(d)) {
+            let last = (1 << 31) / divisor * divisor;
+            for n in [0, 1, divisor - 1, divisor, last - 1, last, (1 << 31) - 1, 1 << 31] {
+                assert_eq!(divide(n, Divisor::new(divisor)), n / divisor, "{n} / {divisor}");
+            }
+        }
+    }
+
+    fn rows(value_bytes: u32, scale_bytes: u32) -> Rows {
+        let row = u64::from(value_bytes + scale_bytes);
+        Rows {
+            ids: 0x1000,
+            token_stride: 24,
+            tables: 0x2000,
+            out: 0x10000,
+            out_token: 24 * row,
+            out_layer: 24 * row,
+            out_column: row,
+            out_scales: 0,
+            out_scales_layer: 0,
+            tokens: 3,
+            slot: 3,
+            first: 0,
+            layers: 1,
+            columns: 24,
+            share: 1,
+            wide: 0,
+            value_bytes,
+            scale_bytes,
+            tile: 0,
+            global_scale: 0.0,
+            f16: 0,
+            units: 0,
+            reserved: 0,
+            by_across: Divisor::default(),
+            by_columns: Divisor::default(),
+            by_share: Divisor::default(),
+            by_units: Divisor::default(),
+        }
+    }
+
+    fn table(values: u64, scales: u64, value_stride: u64, scale_stride: u64) -> Table {
+        Table { values, scales, value_stride, scale_stride, first: 0, rows: 9 }
+    }
+
+    /// The widest unit that divides every address and stride is taken, and one odd table of several decides.
+    #[test]
+    fn entries_follow_the_least_alignment() {
+        let split = table(0x100, 0x8000, 256, 8);
+        assert_eq!(rows(256, 0).copy_entry(&[split]), ("rows_copy_16", 16));
+        assert_eq!(rows(256, 8).copy_entry(&[split]), ("rows_copy_8", 33));
+        assert_eq!(rows(264, 0).copy_entry(&[table(0x100, 0x200, 264, 264)]), ("rows_copy_8", 33));
+        assert_eq!(rows(256, 0).copy_entry(&[split, table(0x104, 0, 256, 0)]), ("rows_copy_4", 64));
+        assert_eq!(rows(256, 0).copy_entry(&[split, table(0x101, 0, 256, 0)]), ("rows_copy_1", 256));
+        assert_eq!(rows(33, 0).copy_entry(&[table(0x100, 0, 33, 0)]), ("rows_copy_1", 33));
+
+        let mut floats = rows(256, 8);
+        (floats.out_token, floats.out_layer, floats.out_column) = (24 * 512, 24 * 512, 512);
+        assert_eq!(floats.float_entry(&[table(0x100, 0x101, 264, 264)]), ("rows_float_8", 32));
+        assert_eq!(floats.float_entry(&[table(0x104, 0x101, 264, 264)]), ("rows_float_1", 256));
+        floats.out = 0x10008;
+        assert_eq!(floats.float_entry(&[table(0x100, 0x101, 264, 264)]), ("rows_float_1", 256));
+
+        let mut mx = rows(256, 8);
+        (mx.out_token, mx.out_layer, mx.out_column) = (24 * 256, 24 * 256, 256);
+        assert_eq!(mx.mx_entry(&[split]), ("rows_mx_16", 16));
+        assert_eq!(mx.mx_entry(&[table(0x100, 0x8002, 256, 8)]), ("rows_mx_1", 256));
+        assert_eq!(mx.mx_entry(&[table(0x100, 0x200, 264, 264)]), ("rows_mx_1", 256));
+    }
+
+    proptest! {
+        #[test]
+        fn divisors_are_exact(n in 0..=1_u32 << 31, divisor in 1..=1_u32 << 31, bits in 0..31_u32) {
+            let divisor: u32 = (divisor >> bits).max(1);
+            prop_assert_eq!(divide(n, Divisor::new(divisor)), n / divisor);
+        }
+
+        /// Every tile has a warp in the first round as long as the blocks allow it, and limits hold.
+        #[test]
+        fn plans_cover_the_rows(count in 1..=1_u32 << 31, units in 1..2000_u32, blocks in 1..2000_u32) {
+            let mut rows = rows(256, 0);
+            let launch = rows.plan(count, units, blocks);
+            prop_assert!((1..=ROWS_TILE).contains(&rows.tile));
+            prop_assert!((1..=blocks).contains(&launch.grid));
+            prop_assert!(launch.block.is_multiple_of(32) && (32..=ROWS_THREADS).contains(&launch.block));
+            let warps = launch.grid * launch.block / 32;
+            let tiles = count.div_ceil(rows.tile);
+            prop_assert!(warps >= tiles || warps == blocks * (ROWS_THREADS / 32));
+            prop_assert!(u64::from(warps) * u64::from(rows.tile) <= 1 << 31);
+        }
     }
 }

@@ -50,4 +50,27 @@ pub enum Error {
         /// What is wrong with them.
         message: String,
     },
+    /// A file or folder that would be written is there already.
+    #[error("{}: already there; nothing is overwritten", path.display())]
+    Exists {
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// Tensors that no safetensors file can hold.
+    #[error("{}: {message}", path.display())]
+    Layout {
+        /// The file that was to be written.
+        path: PathBuf,
+        /// What is wrong with them.
+        message: String,
+    },
+    /// A configuration that no model has.
+    #[error(transparent)]
+    Config(#[from] engram_core::ConfigError),
+    /// A format that cannot hold the rows.
+    #[error(transparent)]
+    Format(#[from] engram_ple::Error),
+    /// Rows could not be read from their table.
+    #[error(transparent)]
+    Rows(#[from] engram_ple::SourceError),
 }

@@ -21,6 +21,7 @@ pub use hash::{Batch, BatchError, Hasher, Path};
 pub use history::{DraftsError, History};
 pub use layout::{ConstantsError, LayerLayout, Layout};
 pub use preset::{Preset, UnknownPreset};
+pub use random::NumpyRng;
 pub use reciprocal::Reciprocal;
 pub use shard::{HeadShards, Overlap, Ownership, RowShards, ShardError, Slot, TableGroups, overlap};
 pub use token::{Token, TokenError, convert_tokens};

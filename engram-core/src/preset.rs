@@ -52,7 +52,7 @@ impl Preset {
             }),
             Self::TinyEngram => TableConfig::Engram(EngramConfig {
                 layer_ids: vec![1, 3],
-                num_embeddings: vec![6_618, 7_038],
+                num_embeddings: vec![6_126, 6_332],
                 max_ngram_size: 4,
                 vocab_size: 1_000,
                 heads: 2,
@@ -80,7 +80,7 @@ impl Preset {
             }),
             Self::TinyPle => TableConfig::Ple(PleConfig {
                 layer_ids: vec![1],
-                embed_dim: 160,
+                embed_dim: 256,
                 ngram_size: 3,
                 heads_per_ngram: 2,
                 vocab_base: 1_000,

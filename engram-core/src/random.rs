@@ -1,8 +1,8 @@
 //! The two random streams that checkpoints were made with. Their bits are part of the format.
 
-/// numpy's `default_rng(seed)`: PCG64 (XSL-RR) seeded through `SeedSequence`.
+/// numpy's `default_rng(seed)`: PCG64 (XSL-RR) seeded through `SeedSequence`. Engram's multipliers are drawn from it.
 #[derive(Debug, Clone)]
-pub(crate) struct NumpyRng {
+pub struct NumpyRng {
     state: u128,
     increment: u128,
     /// High half of a 64-bit draw of which the low half was used.
@@ -12,7 +12,8 @@ pub(crate) struct NumpyRng {
 const PCG_MULTIPLIER: u128 = 0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645;
 
 impl NumpyRng {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The stream of one seed.
+    pub fn new(seed: u64) -> Self {
         let [state_high, state_low, stream_high, stream_low] = seed_sequence(seed);
         let wide = |high: u64, low: u64| u128::from(high) << 64 | u128::from(low);
         let mut rng = Self { state: 0, increment: wide(stream_high, stream_low) << 1 | 1, spare: None };
@@ -44,8 +45,10 @@ impl NumpyRng {
 
     /// One value of `integers(0, bound, dtype=int64)`. numpy draws nothing for bound 1, takes buffered 32-bit draws up
     /// to bound 2^32 and 64-bit draws above; both reject by Lemire's method.
+    ///
+    /// `bound` is not 0.
     #[expect(clippy::cast_possible_truncation, reason = "low halves of products")]
-    pub(crate) fn integer(&mut self, bound: u64) -> u64 {
+    pub fn integer(&mut self, bound: u64) -> u64 {
         debug_assert!(bound > 0, "an empty range has no value");
         if bound == 1 {
             0

@@ -152,27 +152,8 @@ fn nothing_is_overwritten_and_nothing_half_written_is_left() {
 }
 
 #[test]
-fn a_full_disk_leaves_nothing() {
-    // A tmpfs of one's own takes privileges, so the limit is one on the size of files: writing past it fails the same way.
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("ckpt");
-    let script = format!(
-        "ulimit -f 100; trap '' XFSZ; exec {} synth --preset tiny-engram --scale 1 --out {}",
-        option_env!("CARGO_BIN_EXE_engram").unwrap_or("false"),
-        out.display()
-    );
-    let status =
-        std::process::Command::new("sh").args(["-c", &script]).stderr(std::process::Stdio::null()).status().unwrap();
-    assert!(!status.success());
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-}
-
-#[test]
-fn scales_and_formats_that_give_no_table() {
+fn scales_that_give_no_table() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-12, 1e9, 100.0] {
         assert!(matches!(Synth::new(Preset::DeepseekV41Flash, scale, None, 0), Err(Error::Config(_))), "{scale}");
     }
-    // 40 elements a row are no whole number of groups of 32.
-    let error = Synth::new(Preset::TinyPle, 1.0, Some(FormatKind::E4m3E8m0x32), 0).map(|_| ());
-    assert!(matches!(error, Err(Error::Format(_)) | Ok(())));
 }

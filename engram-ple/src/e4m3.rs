@@ -18,18 +18,51 @@ pub(crate) const fn to_f32(code: u8) -> f32 {
     f32::from_bits(sign | (((magnitude as u32) << 20) + ((127 - 7) << 23)))
 }
 
-/// The code whose value is nearest, ties to the even code; magnitudes past 448 saturate, NaN stays NaN.
-pub(crate) fn from_f64(value: f64) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    if value.is_nan() {
-        return sign | NAN;
+/// The bits of the bf16 of a code's magnitude, exactly, for codes up to 126.
+///
+/// Numbers in the order of their codes have concave exponents, so that the bits are the least of a few linear functions: one for the
+/// normal codes and one for each binade of the subnormal ones. Comparisons and shifts only, which compile to vector code.
+#[inline(always)]
+pub(crate) const fn bf16_bits(magnitude: u8) -> i16 {
+    const fn least(a: i16, b: i16) -> i16 {
+        if a < b { a } else { b }
     }
+    let m = magnitude as i16;
+    let normal = (120 << 7) + (m << 4);
+    let from_four = (120 << 7) - (4 << 5) + (m << 5);
+    let from_two = (119 << 7) - (2 << 6) + (m << 6);
+    let from_one = (118 << 7) - (1 << 7) + (m << 7);
+    let bits = least(least(normal, from_four), least(from_two, from_one));
+    if m == 0 { 0 } else { bits }
+}
+
+/// The code whose value is nearest, ties to the even code; magnitudes past 448 saturate, NaN stays NaN.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the sign is one bit, and codes have seven")]
+pub(crate) const fn from_f64(value: f64) -> u8 {
+    let sign = (value.to_bits() >> 56) as u8 & 0x80;
     let magnitude = value.abs().min(448.0);
-    // Codes are 2^(exponent - 3) apart around `magnitude`, and never closer than 2^-9.
-    let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(-6);
-    let steps = (magnitude * 2f64.powi(3 - exponent)).round_ties_even();
-    // A normal number is 8 to 16 steps (16 carries into the next exponent), a subnormal one 0 to 8.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 126")]
-    let code = ((exponent + 6) * 8) as u8 + steps as u8;
-    sign | code
+    let code = if magnitude < 1.0 / 64.0 {
+        // Subnormal: next to 2^43 doubles are 2^-9 apart, so that the addition rounds to as many steps.
+        const ANCHOR: f64 = (1u64 << 43) as f64;
+        (magnitude + ANCHOR).to_bits() as u8
+    } else {
+        // Rounded to three bits of mantissa; a carry runs into the exponent, as it should.
+        let bits = magnitude.to_bits();
+        let rounded = (bits + ((1 << 48) - 1) + (bits >> 49 & 1)) >> 49;
+        (rounded - ((1023 - 7) << 3)) as u8
+    };
+    sign | if value.is_nan() { NAN } else { code }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_bits_are_those_of_the_value() {
+        for code in 0..NAN {
+            assert_eq!(u32::from(bf16_bits(code).cast_unsigned()) << 16, to_f32(code).to_bits(), "{code}");
+        }
+    }
 }

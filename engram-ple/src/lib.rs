@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod cpu;
 mod e4m3;
 mod e8m0;
 mod error;

@@ -248,4 +248,13 @@ impl Error {
         let (low, high) = if a.0 <= b.0 { (a, b) } else { (b, a) };
         Self::Disagreement { what: what.into(), rank: low.0, value: low.1, other: high.0, other_value: high.1 }
     }
+
+    /// A contribution to a collective step that is too long.
+    pub(crate) fn too_long(rank: usize, step: Step, bytes: usize, most: usize) -> Self {
+        Self::Invalid {
+            what: format!("the contribution of rank {rank} to {step}"),
+            found: format!("{bytes} bytes"),
+            expected: format!("at most {most}"),
+        }
+    }
 }

@@ -6,7 +6,10 @@ mod host;
 mod memory;
 pub mod protocol;
 
-pub use bootstrap::{Group, Launch, Rendezvous};
+pub use bootstrap::{
+    Device, Group, Handle, HostReach, Launch, MemoryStore, Peer, PeerAccess, Reach, Reason, Refusal, Registration,
+    Rendezvous, Store, TcpStore, TcpStoreServer,
+};
 pub use error::{Error, OsError, Result, Step};
 pub use host::HostMemory;
 pub use memory::{ALIGN, Memory};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::deadline::Deadline;
 use super::mesh::{Mesh, Part, os, unreadable};
+use super::store;
 use crate::error::{Error, OsError, Result, Step};
 
 /// How long ranks wait for each other unless told otherwise. Some compile kernels first, for minutes.
@@ -43,6 +44,7 @@ impl Probe {
 pub struct Group {
     rank: usize,
     world: usize,
+    one_node: bool,
     link: Link,
     limit: Duration,
     probe: Probe,
@@ -52,7 +54,10 @@ pub struct Group {
 enum Link {
     /// A group of one.
     Alone,
+    /// Ranks of one node.
     Mesh(Mesh),
+    /// Ranks that may be on different nodes.
+    Store(store::Link),
     /// The connections are gone, for this reason.
     Failed(Error),
 }
@@ -61,7 +66,7 @@ impl Group {
     /// The group of one rank. It has no sockets and no threads, and never waits.
     #[must_use]
     pub fn alone() -> Self {
-        Self { rank: 0, world: 1, link: Link::Alone, limit: RENDEZVOUS, probe: Probe::default() }
+        Self { rank: 0, world: 1, one_node: true, link: Link::Alone, limit: RENDEZVOUS, probe: Probe::default() }
     }
 
     /// A group whose ranks are threads of this process, in the order of their ranks. Apart from the rendezvous it works
@@ -82,6 +87,10 @@ impl Group {
                 Ok(meshes.map(|(rank, mesh)| Self::of_mesh(rank, world, mesh)).collect())
             }
         }
+    }
+
+    pub(crate) fn of_store(rank: usize, world: usize, link: store::Link) -> Self {
+        Self { rank, world, one_node: false, link: Link::Store(link), ..Self::alone() }
     }
 
     pub(crate) fn of_mesh(rank: usize, world: usize, mesh: Mesh) -> Self {
@@ -152,6 +161,9 @@ impl Group {
     /// [`Error::AcrossNodes`] for a group that meets through a store; else as [`all_gather`](Self::all_gather).
     pub fn share(&mut self, own: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
         let step = Step::Share;
+        if !self.one_node {
+            return Err(Error::AcrossNodes { step });
+        }
         let parts = self.exchange(step, &[], Some(own), Deadline::after(self.limit))?;
         let copy = |errno| os(self.rank, step, errno);
         let shared = parts.into_iter().enumerate().map(|(rank, part)| match part.descriptor {
@@ -193,9 +205,10 @@ impl Group {
         }
     }
 
-    /// Refuses `step` unless descriptors can be passed, which is the same on all ranks.
-    pub(crate) fn require_one_node(&self, _step: Step) -> Result<()> {
-        Ok(())
+    /// Whether all ranks are certainly on one node, where descriptors can be passed; the same on all of them.
+    #[must_use]
+    pub fn one_node(&self) -> bool {
+        self.one_node
     }
 
     pub(crate) fn gather(&mut self, step: Step, own: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -216,6 +229,12 @@ impl Group {
             Link::Mesh(mesh) => match probed {
                 Ok(()) => mesh.gather(step, own, descriptor, deadline),
                 Err(fault) => Err(mesh.fail(fault)),
+            },
+            Link::Store(link) => match probed {
+                Ok(()) => link
+                    .gather(step, own, deadline)
+                    .map(|parts| parts.into_iter().map(|bytes| Part { bytes, descriptor: None }).collect()),
+                Err(fault) => Err(link.fail(fault)),
             },
             Link::Failed(fault) => Err(fault.clone()),
         };

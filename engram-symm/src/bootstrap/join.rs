@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_128;
@@ -11,10 +11,28 @@ use super::group::{Group, Probe, RENDEZVOUS};
 use super::launch::Launch;
 use super::rendezvous::Meeting;
 use super::socket::Address;
+use super::store::{self, Store};
 use crate::error::{Error, Result, Step};
 
 /// Groups of each name that this process has created.
 static CREATED: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
+
+/// Ranks that can meet at a socket: each has a connection to each other one.
+const MOST: usize = 1024;
+
+/// Bytes of what names a group, which every rank tells every other.
+const LONGEST: usize = 8 << 10;
+
+/// Where ranks meet.
+#[derive(Debug, Clone)]
+enum Place {
+    /// At an abstract socket name.
+    Name,
+    /// At a socket file in this directory.
+    Directory(PathBuf),
+    /// In this store.
+    Store(Arc<dyn Store>),
+}
 
 /// How a group's ranks find each other.
 ///
@@ -35,7 +53,7 @@ pub struct Rendezvous {
     key: String,
     members: Vec<usize>,
     generation: Option<u64>,
-    directory: Option<PathBuf>,
+    place: Place,
     limit: Duration,
     probe: Probe,
 }
@@ -48,7 +66,7 @@ impl Rendezvous {
             launch,
             key: key.into(),
             generation: None,
-            directory: None,
+            place: Place::Name,
             limit: RENDEZVOUS,
             probe: Probe::default(),
         }
@@ -71,7 +89,14 @@ impl Rendezvous {
     /// Ranks meet at a socket file in `directory` rather than at an abstract name, which only processes of one network
     /// namespace share. The file is removed when all have met; one that a crashed run left is replaced.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.directory = Some(directory.into());
+        self.place = Place::Directory(directory.into());
+        self
+    }
+
+    /// Ranks meet through a store, and may be on different nodes. Such a group cannot pass descriptors, and it learns of
+    /// a dead rank by the deadline only.
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.place = Place::Store(store);
         self
     }
 
@@ -103,14 +128,25 @@ impl Rendezvous {
         let counted = format!("rank {rank} of {name}");
         let generation = self.generation.unwrap_or_else(|| created(&counted, 0));
         let identity = format!("{name} generation {generation}");
-        let world = self.members.len();
-        let deadline = Deadline::after(self.limit);
-        let mut group = match world {
-            1 => Group::alone(),
-            _ => {
-                let address = self.address(&identity)?;
-                let meeting =
-                    Meeting { address: &address, group: &identity, rank, world, deadline, probe: &self.probe };
+        if identity.len() > LONGEST {
+            let found = format!("{} bytes", identity.len());
+            return invalid("what names the group", found, format!("at most {LONGEST}"));
+        }
+        let short = format!("engram-symm-{:032x}", xxh3_128(identity.as_bytes()));
+        let (world, deadline, probe) = (self.members.len(), Deadline::after(self.limit), &self.probe);
+        let mut group = match self.place {
+            _ if world == 1 => Group::alone(),
+            Place::Store(store) => {
+                let link = store::Link::meet(store, &identity, &short, rank, world, deadline, probe)?;
+                Group::of_store(rank, world, link)
+            }
+            Place::Name | Place::Directory(_) => {
+                if world > MOST {
+                    let found = world.to_string();
+                    return invalid("the number of ranks within a node", found, format!("at most {MOST}"));
+                }
+                let address = self.place.address(&short)?;
+                let meeting = Meeting { address: &address, group: &identity, rank, world, deadline, probe };
                 Group::of_mesh(rank, world, meeting.attend()?)
             }
         };
@@ -125,9 +161,6 @@ impl Rendezvous {
 
     /// This rank's number in the group.
     fn own_place(&self) -> Result<usize> {
-        let invalid = |what: &str, found: String, expected: String| {
-            Err(Error::Invalid { what: what.to_owned(), found, expected })
-        };
         let Launch { rank, world, .. } = self.launch;
         let mut seen = vec![false; world];
         for &member in &self.members {
@@ -147,26 +180,29 @@ impl Rendezvous {
 
     /// What tells the group from all others but those before and after it.
     fn name(&self) -> String {
-        let user = rustix::process::geteuid().as_raw();
         let all = self.members.iter().copied().eq(0..self.launch.world);
         // The size of the job stays out of the name: ranks that disagree on it should meet, and be told.
         let members = if all { "all".to_owned() } else { format!("{:?}", self.members) };
-        format!("{:?} user {user} group {:?} of {members}", self.launch.run, self.key)
+        format!("{:?} group {:?} of {members}", self.launch.run, self.key)
     }
+}
 
-    fn address(&self, identity: &str) -> Result<Address> {
-        let name = format!("engram-symm-{:032x}", xxh3_128(identity.as_bytes()));
-        let Some(directory) = &self.directory else { return Ok(Address::Abstract(name)) };
+impl Place {
+    /// The socket's address. Names are shared by all users of a machine.
+    fn address(&self, name: &str) -> Result<Address> {
+        let name = format!("{name}-{}", rustix::process::geteuid().as_raw());
+        let Self::Directory(directory) = self else { return Ok(Address::Abstract(name)) };
         let bytes = directory.join(&name).as_os_str().len();
         if bytes > Address::LONGEST {
-            return Err(Error::Invalid {
-                what: "the path of the group's socket".to_owned(),
-                found: format!("{bytes} bytes in {}", directory.display()),
-                expected: format!("at most {}", Address::LONGEST),
-            });
+            let found = format!("{bytes} bytes in {}", directory.display());
+            return invalid("the path of the group's socket", found, format!("at most {}", Address::LONGEST));
         }
         Ok(Address::File { directory: directory.clone(), name })
     }
+}
+
+fn invalid<T>(what: &str, found: String, expected: String) -> Result<T> {
+    Err(Error::Invalid { what: what.to_owned(), found, expected })
 }
 
 /// Adds to the count of groups of this name and returns what it was.

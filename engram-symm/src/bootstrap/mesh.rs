@@ -53,16 +53,16 @@ pub(crate) struct Part {
 
 /// The head of each message of a contribution. A rank that makes another call than its peers is told so by it.
 #[derive(Debug, PartialEq, Eq)]
-struct Head {
-    call: u32,
-    step: String,
-    last: bool,
+pub(crate) struct Head {
+    pub(crate) call: u32,
+    pub(crate) step: String,
+    pub(crate) last: bool,
 }
 
 impl Head {
     const TAG: u8 = b'p';
 
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![Self::TAG, u8::from(self.last)];
         bytes.extend_from_slice(&self.call.to_le_bytes());
         bytes.push(u8::try_from(self.step.len()).expect("names of steps are short"));
@@ -70,11 +70,17 @@ impl Head {
         bytes
     }
 
-    fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let ([Self::TAG, last, call @ .., len], rest) = bytes.split_first_chunk::<7>()? else { return None };
         let (step, body) = rest.split_at_checked(usize::from(*len))?;
         let step = std::str::from_utf8(step).ok()?.to_owned();
         Some((Self { call: u32::from_le_bytes(*call), step, last: *last != 0 }, body))
+    }
+
+    /// What is wrong when `rank` is at this call and `other` at that one.
+    pub(crate) fn unlike(&self, rank: usize, theirs: &Self, other: usize) -> Error {
+        let name = |head: &Self| format!("{} (call {})", head.step, head.call);
+        Error::disagreement("the collective call", (rank, name(self)), (other, name(theirs)))
     }
 }
 
@@ -149,11 +155,7 @@ impl Mesh {
         deadline: Deadline,
     ) -> Result<Vec<Part>> {
         if own.len() > CONTRIBUTION {
-            return Err(Error::Invalid {
-                what: format!("the contribution of rank {} to {step}", self.rank),
-                found: format!("{} bytes", own.len()),
-                expected: format!("at most {CONTRIBUTION}"),
-            });
+            return Err(Error::too_long(self.rank, step, own.len(), CONTRIBUTION));
         }
         let mut progress: Vec<Progress> = self.peers.iter().map(|_| Progress::default()).collect();
         loop {
@@ -245,8 +247,7 @@ impl Progress {
             });
         };
         if (head.call, &head.step) != (expected.call, &expected.step) {
-            let name = |head: &Head| format!("{} (call {})", head.step, head.call);
-            return Err(Error::disagreement("the collective call", (rank, name(expected)), (other, name(&head))));
+            return Err(expected.unlike(rank, &head, other));
         }
         if self.part.bytes.len() + body.len() > CONTRIBUTION {
             return Err(unreadable(other, step, "a contribution too long"));

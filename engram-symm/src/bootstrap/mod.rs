@@ -8,15 +8,23 @@
 //! Peers are the processes of the same user (`SO_PEERCRED`); descriptors travel as `SCM_RIGHTS`, which needs no
 //! ptrace rights.
 
+mod access;
 mod deadline;
 mod group;
 mod join;
 mod launch;
 mod mesh;
+mod register;
 mod rendezvous;
 mod socket;
+mod store;
+mod tcp;
 
+pub use access::{Device, Handle, HostReach, Peer, PeerAccess, Reach, Reason, Refusal};
 pub use group::Group;
 pub(crate) use group::Probe;
 pub use join::Rendezvous;
 pub use launch::Launch;
+pub use register::Registration;
+pub use store::{MemoryStore, Store};
+pub use tcp::{TcpStore, TcpStoreServer};

@@ -84,7 +84,9 @@ impl Socket {
 
     /// Sends `head` and `body` as one message. `Err(AGAIN)` when the peer must read first.
     pub(crate) fn send(&self, head: &[u8], body: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        debug_assert!(head.len() + body.len() <= MESSAGE, "a message of {} bytes", head.len() + body.len());
+        if head.len() + body.len() > MESSAGE {
+            return Err(Errno::MSGSIZE);
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if let Some(descriptor) = &descriptor {

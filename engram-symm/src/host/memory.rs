@@ -36,7 +36,9 @@ impl HostMemory {
     /// allocated then, and the group stays usable. [`Error::Disagreement`] when ranks ask for different sizes,
     /// [`Error::AcrossNodes`] for a group that meets through a store. Else as [`Group::all_gather`].
     pub fn allocate(group: &mut Group, bytes: usize) -> Result<Self> {
-        group.require_one_node(Step::Share)?;
+        if !group.one_node() {
+            return Err(Error::AcrossNodes { step: Step::Allocate });
+        }
         group.agree_on_value(Step::Size, "the bytes of a segment", &bytes.to_string())?;
         let probe = group.probe().clone();
         let attempt = Attempt { rank: group.rank(), world: group.world(), bytes, probe: &probe };

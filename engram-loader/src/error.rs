@@ -14,6 +14,21 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A checkpoint, or one file of it, was read and must not be used.
+    #[error("{0}")]
+    Refused(Box<crate::Fault>),
+    /// A path that should be a checkpoint's folder is none.
+    #[error("{}: not a folder", path.display())]
+    NotAFolder {
+        /// What was named.
+        path: PathBuf,
+    },
+    /// A fault that no option may turn into a warning.
+    #[error("`{code}` cannot be allowed")]
+    CannotAllow {
+        /// The fault's code.
+        code: crate::FaultCode,
+    },
     /// A directory, device, FIFO or socket where a regular file was expected.
     #[error("{}: not a regular file", path.display())]
     NotAFile {

@@ -1,0 +1,130 @@
+//! The index: which file holds which tensor.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, BufReader, Read};
+use std::path::{Component, Path};
+
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
+
+use crate::json::{Duplicate, StringMap, Unread};
+use crate::report::{Fault, FaultCode};
+
+/// The name that Hugging Face libraries look for.
+pub(crate) const USUAL_NAME: &str = "model.safetensors.index.json";
+/// How every index is named; some tools put another word than `model` first.
+pub(crate) const SUFFIX: &str = ".safetensors.index.json";
+
+/// Where the index places every tensor.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Index {
+    /// Paths relative to the checkpoint's folder.
+    pub(crate) files: Vec<String>,
+    /// Positions in `files`, by tensor name.
+    pub(crate) tensors: BTreeMap<Box<str>, usize>,
+}
+
+/// What a folder's index turned out to be.
+#[derive(Debug)]
+pub(crate) enum Indexed {
+    /// There is none, so that the folder's files are all of it.
+    Absent,
+    Read(Index),
+    /// There is one that cannot be relied on, so that nobody knows which files belong together.
+    Faulty,
+}
+
+impl Index {
+    /// Reads an index. After a fault nothing that it says may be relied on.
+    ///
+    /// # Errors
+    /// The text cannot be read; a fault of what it says is the inner error.
+    pub(crate) fn parse(text: impl Read) -> io::Result<Result<Self, Fault>> {
+        let duplicate = Duplicate::default();
+        let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(64 << 10, text));
+        let placed = WeightMap { duplicate: &duplicate }.deserialize(&mut json);
+        match placed.and_then(|placed| json.end().map(|()| placed)) {
+            Ok(placed) => Ok(Self::place(placed)),
+            Err(error) if error.is_io() => Err(error.into()),
+            Err(error) => Ok(Err(duplicate.fault_or(FaultCode::IndexJson, &error))),
+        }
+    }
+
+    fn place(placed: Vec<(Box<str>, Box<str>)>) -> Result<Self, Fault> {
+        // Many tensors share few files, so each name is looked at once.
+        let mut positions: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut index = Self::default();
+        for (tensor, file) in &placed {
+            let position = match positions.get(&**file) {
+                Some(&position) => position,
+                None => {
+                    let inside = inside_folder(file).ok_or_else(|| {
+                        let message = format!("expected a file inside the checkpoint's folder, found {file:?}");
+                        Fault::new(FaultCode::IndexJson, message).tensor(tensor)
+                    })?;
+                    // `x` and `./x` are the same file.
+                    let position = index.files.iter().position(|known| *known == inside).unwrap_or(index.files.len());
+                    if position == index.files.len() {
+                        index.files.push(inside);
+                    }
+                    positions.insert(file, position);
+                    position
+                }
+            };
+            index.tensors.insert(tensor.clone(), position);
+        }
+        Ok(index)
+    }
+}
+
+/// The path in plain form, if it leads to something below the folder it is relative to.
+fn inside_folder(path: &str) -> Option<String> {
+    let mut plain = Vec::new();
+    for component in Path::new(path).components() {
+        match component {
+            Component::Normal(name) => plain.push(name.to_str()?),
+            Component::CurDir => {}
+            Component::Prefix(_) | Component::RootDir | Component::ParentDir => return None,
+        }
+    }
+    // No file name holds NUL, so the system cannot even be asked for one.
+    (!plain.is_empty() && !path.contains('\0')).then(|| plain.join("/"))
+}
+
+/// The object of an index: tensor names and file names, as they stand there.
+struct WeightMap<'a> {
+    duplicate: &'a Duplicate,
+}
+
+impl<'de> DeserializeSeed<'de> for WeightMap<'_> {
+    type Value = Vec<(Box<str>, Box<str>)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for WeightMap<'_> {
+    type Value = Vec<(Box<str>, Box<str>)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a weight_map of tensor names to files")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut placed = None;
+        let mut others: Vec<Box<str>> = Vec::new();
+        while let Some(key) = map.next_key::<Box<str>>()? {
+            if *key == *"weight_map" {
+                self.duplicate.refuse_second(placed.as_ref(), &key)?;
+                placed = Some(map.next_value_seed(StringMap { duplicate: self.duplicate })?);
+            } else {
+                self.duplicate.refuse_second(others.iter().find(|other| **other == key), &key)?;
+                map.next_value::<Unread>()?;
+                others.push(key);
+            }
+        }
+        placed.ok_or_else(|| A::Error::missing_field("weight_map"))
+    }
+}

@@ -3,13 +3,9 @@
 /// The NaN code.
 pub(crate) const NAN: u8 = 0xff;
 
-/// The value of a code, exactly; code 0 is the subnormal 2^-127.
-pub(crate) const fn to_f32(code: u8) -> f32 {
-    f32::from_bits(match code {
-        0 => 1 << 22,
-        NAN => 0x7fc0_0000,
-        _ => (code as u32) << 23,
-    })
+/// The value of a code, exactly. As an f64 it is a normal number, 2^-127 too, and safe in a thread that treats subnormals as zero.
+pub(crate) const fn to_f64(code: u8) -> f64 {
+    if code == NAN { f64::NAN } else { f64::from_bits((1023 - 127 + code as u64) << 52) }
 }
 
 /// The smallest scale under which `amax` does not exceed 448, the largest E4M3 value; 0 for an `amax` of 0.

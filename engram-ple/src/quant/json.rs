@@ -152,7 +152,8 @@ fn mistyped(path: &str, expected: &'static str, value: &Json) -> Error {
         Json::Boolean(value) => value.to_string(),
         Json::Integer(value) => value.to_string(),
         Json::Number(value) => value.to_string(),
-        Json::Text(value) => format!("the string `{value}`"),
+        Json::Text(value) if value.len() <= 64 => format!("the string `{value}`"),
+        Json::Text(value) => format!("a string of {} bytes", value.len()),
         Json::List(_) => "another list".to_owned(),
         Json::Object(_) => "an object".to_owned(),
     };

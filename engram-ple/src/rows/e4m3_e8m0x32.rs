@@ -89,9 +89,9 @@ fn normal(codes: &[u8; GROUP], scale: u8) -> [u16; GROUP] {
 
 /// One group under any scale. Four significant bits times a power of two from 2^-136 on are exact in f32, or infinite.
 #[cold]
+#[expect(clippy::cast_possible_truncation, reason = "the nearest f32, which is the product itself or infinity")]
 fn product(codes: &[u8; GROUP], scale: u8) -> [f32; GROUP] {
-    let scale = e8m0::to_f32(scale);
-    codes.map(|code| e4m3::to_f32(code) * scale)
+    codes.map(|code| (f64::from(e4m3::to_f32(code)) * e8m0::to_f64(scale)) as f32)
 }
 
 impl RowFormat for E4m3E8m0x32 {
@@ -124,7 +124,7 @@ impl RowFormat for E4m3E8m0x32 {
         for ((numbers, values), code) in numbers.iter().zip(values).zip(scales) {
             // `max` passes over NaN, so a NaN element does not spoil its neighbours.
             *code = e8m0::for_amax(numbers.iter().fold(0.0, |amax, number| number.abs().max(amax)));
-            let reciprocal = 1.0 / f64::from(e8m0::to_f32(*code));
+            let reciprocal = 1.0 / e8m0::to_f64(*code);
             for (value, &number) in values.iter_mut().zip(numbers) {
                 *value = e4m3::from_f64(f64::from(number) * reciprocal);
             }

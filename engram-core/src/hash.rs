@@ -1,5 +1,8 @@
 //! Token ids to row ids.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
 use std::ops::Range;
 
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
@@ -99,6 +102,9 @@ impl Path {
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::is_available(),
+            #[cfg(not(target_arch = "x86_64"))]
             Self::Avx512 => false,
         }
     }
@@ -121,6 +127,8 @@ pub struct Hasher {
     /// `[layer][column]`
     columns: Vec<Column>,
     path: Path,
+    #[cfg(target_arch = "x86_64")]
+    steps: Option<avx512::Steps>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -131,6 +139,11 @@ struct Column {
 
 /// Mixes kept between the two halves of the work; at least one token of the largest layout.
 const BLOCK: usize = 2048;
+/// Room behind them that a vector may read.
+#[cfg(target_arch = "x86_64")]
+const BLOCK_PADDING: usize = avx512::PADDING;
+#[cfg(not(target_arch = "x86_64"))]
+const BLOCK_PADDING: usize = 0;
 
 impl Hasher {
     /// A hasher on the fastest path of this CPU.
@@ -147,6 +160,8 @@ impl Hasher {
         }
         let columns = layout.layers().iter().flat_map(|layer| layer.sizes().iter().zip(layer.offsets()));
         let column = |(&size, &offset): (&u32, &u32)| Some(Column { reciprocal: Reciprocal::new(size)?, offset });
+        // A layout's sizes lie in 1..2^31, so each has its reciprocal.
+        let columns: Vec<Column> = columns.filter_map(column).collect();
         Ok(Self {
             family: layout.family(),
             ngram_size: layout.ngram_size(),
@@ -159,8 +174,9 @@ impl Hasher {
                 Family::Ple => fill,
             },
             multipliers: layout.layers().iter().flat_map(|layer| layer.multipliers()).copied().collect(),
-            // A layout's sizes lie in 1..2^31, so each has its reciprocal.
-            columns: columns.filter_map(column).collect(),
+            #[cfg(target_arch = "x86_64")]
+            steps: avx512::Steps::new(&columns, layout.heads()),
+            columns,
             path: Path::best(),
         })
     }
@@ -322,16 +338,15 @@ impl Hasher {
         self.check_tokens("token", &batch.tokens[range.start..hashed], range.start, low)?;
         let (per_token, ids_per_token) = (self.mixes_per_token(), self.ids_per_token());
         let mut walk = Walk::<N>::new(self, batch, range.start);
-        let mut block = [0_i64; BLOCK];
+        let mut block = [0_i64; BLOCK + BLOCK_PADDING];
         let mut start = range.start;
         while start < hashed {
             let count = (BLOCK / per_token).min(hashed - start);
             let done = start - range.start;
-            let block = &mut block[..count * per_token];
-            walk.mix(start..start + count, block);
-            self.reduce(block, &mut ids[done * ids_per_token..][..count * ids_per_token]);
+            walk.mix(start..start + count, &mut block[..count * per_token]);
+            self.reduce(&block, &mut ids[done * ids_per_token..][..count * ids_per_token]);
             if let Some(mixes) = &mut mixes {
-                mixes[done * per_token..][..count * per_token].copy_from_slice(block);
+                mixes[done * per_token..][..count * per_token].copy_from_slice(&block[..count * per_token]);
             }
             start += count;
         }
@@ -342,8 +357,12 @@ impl Hasher {
         Ok(())
     }
 
-    /// Row ids of whole tokens from their mixes.
-    fn reduce(&self, mixes: &[i64], ids: &mut [i32]) {
+    /// Row ids of whole tokens from a block of their mixes.
+    fn reduce(&self, mixes: &[i64; BLOCK + BLOCK_PADDING], ids: &mut [i32]) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Path::Avx512, Some(steps)) = (self.path, &self.steps) {
+            return steps.reduce(mixes, ids);
+        }
         let tokens = mixes.chunks_exact(self.mixes_per_token()).zip(ids.chunks_exact_mut(self.ids_per_token()));
         for (mixes, ids) in tokens {
             let columns = self.columns.chunks_exact(self.heads);

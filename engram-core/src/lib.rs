@@ -12,6 +12,8 @@ mod reciprocal;
 mod shard;
 mod token;
 mod token_map;
+#[cfg(feature = "tokenizers")]
+mod tokenizer;
 
 pub use config::{
     ConfigError, EngramConfig, Family, MAX_COLUMNS, MAX_LAYERS, MAX_NGRAM_SIZE, MAX_SHARDS, MAX_WIDTH, ModelConfig,

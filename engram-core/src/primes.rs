@@ -74,7 +74,7 @@ mod tests {
     use super::Primes;
 
     fn by_division(number: u64) -> bool {
-        number > 1 && (2..).take_while(|d| d * d <= number).all(|d| number % d != 0)
+        number > 1 && (2..).take_while(|d| d * d <= number).all(|d| !number.is_multiple_of(d))
     }
 
     #[test]

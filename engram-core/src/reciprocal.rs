@@ -58,16 +58,17 @@ impl Reciprocal {
         let sign = x >> 63;
         let magnitude = (x ^ sign).cast_unsigned();
         let high = (((magnitude << 1) as u128 * self.multiplier as u128) >> 64) as u64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the remainder fits 31 bits, so arithmetic modulo 2^32 gives it"
-        )]
-        let (remainder, sign) = {
-            let quotient = (high >> self.shift) as u32;
-            ((magnitude as u32).wrapping_sub(quotient.wrapping_mul(self.divisor)), sign as u32)
-        };
+        let quotient = low_half(high >> self.shift);
+        // The remainder fits 31 bits, so arithmetic modulo 2^32 gives it.
+        let remainder = low_half(magnitude).wrapping_sub(quotient.wrapping_mul(self.divisor));
+        let sign = low_half(sign.cast_unsigned());
         (remainder ^ sign).wrapping_add(self.divisor & sign)
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is asked for")]
+const fn low_half(value: u64) -> u32 {
+    value as u32
 }
 
 #[cfg(test)]

@@ -35,15 +35,19 @@ struct Hash {
 static_assert(sizeof(Column) == 16 && sizeof(Hash) == 80, "kernels.rs mirrors these structs");
 
 // How many of starts[1..=requests] are at most `token`, which is the token's request, or `requests` past the last boundary.
-// Each round probes eight boundaries, one a lane.
-__device__ u32 request_of(const Hash& a, i32 token, u32 lane, u32 shift) {
-    u32 low = 0, high = a.requests;
+// Each round probes eight boundaries, one a lane: those around `guess` first, then eight that divide what is left.
+__device__ u32 request_of(const Hash& a, i32 token, u32 guess, u32 lane, u32 shift) {
+    const auto passed = [&](u64 boundary) {
+        const bool reached = boundary <= a.requests && a.starts[boundary] <= token;
+        return u32(__popc(__ballot_sync(ALL_LANES, reached) >> shift & 0xff));
+    };
+    const u32 base = guess - min(guess, WINDOW / 2);
+    const u32 near = passed(base + lane + 1);
+    u32 low = near > 0 ? base + near : 0, high = near < WINDOW ? base + near : a.requests;
     while (__any_sync(ALL_LANES, low < high)) {
         const u32 step = (high - low + WINDOW - 1) / WINDOW;
         const u64 boundary = low + u64(lane + 1) * step;
-        const bool reached = boundary <= high && step != 0 && a.starts[boundary] <= token;
-        const u32 passed = __popc(__ballot_sync(ALL_LANES, reached) >> shift & 0xff);
-        low += passed * step;
+        low += passed(step != 0 && boundary <= high ? boundary : ~u64(0)) * step;
         if (step != 0) high = min(high, low + step - 1);
     }
     return low;
@@ -56,6 +60,8 @@ __device__ u32 remainder(i64 x, const Column& c) {
     return (u32(y) - quotient * c.size ^ u32(sign)) + (c.size & u32(sign));
 }
 
+__device__ void prefetch(const i32* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+
 template <bool ENGRAM>
 __device__ void hash(const Hash& a) {
     __shared__ i64 mixes[TOKENS][WINDOW];
@@ -63,13 +69,22 @@ __device__ void hash(const Hash& a) {
 
     const u32 layer = blockIdx.y;
     const u32 first = blockIdx.x * TOKENS;
+    // A thread keeps its column while it walks down the tokens. All that does not depend on the search is fetched ahead of it.
+    const u32 columns = (a.order - 1) * a.heads;
+    const u32 across = min(columns, THREADS), down = THREADS / across;
+    u32 column = threadIdx.x % across;
+    Column c = a.columns[layer * columns + column];
     {
         const u32 slot = threadIdx.x / WINDOW, back = threadIdx.x % WINDOW;
         const u32 shift = threadIdx.x % WARP / WINDOW * WINDOW;
         const u32 token = first + slot;
         const bool in_order = back < a.order;
         const i64 multiplier = in_order ? a.multipliers[layer * a.order + back] : 0;
-        const u32 request = request_of(a, i32(token), back, shift);
+        // Where the token's request is if all are of one length, as in decoding.
+        const u32 guess = min(u32(float(token) * (float(a.requests) / float(a.len))), a.requests);
+        if (token < a.len) prefetch(a.tokens + (token - min(token, back)));
+        if (guess < a.requests && back > 0 && in_order) prefetch(a.history + u64(guess) * (a.order - 1) + back - 1);
+        const u32 request = request_of(a, i32(token), guess, back, shift);
         const bool counted = token < a.len && request < a.requests;
 
         // Tokens before the request's first come from its history; Engram's is newest first, PLE's oldest first.
@@ -98,13 +113,8 @@ __device__ void hash(const Hash& a) {
         if (a.mixes && token < a.len && back > 0 && in_order)
             a.mixes[(u64(token) * a.layers + layer) * (a.order - 1) + back - 1] = counted ? mix : -1;
     }
-    // A thread keeps its column while it walks down the tokens, so the column's constants are read once, before the barrier.
-    const u32 columns = (a.order - 1) * a.heads;
-    const u32 across = min(columns, THREADS), down = THREADS / across;
-    const u32 slot = threadIdx.x / across;
-    u32 column = threadIdx.x % across;
-    Column c = a.columns[layer * columns + column];
     __syncthreads();
+    const u32 slot = threadIdx.x / across;
     if (slot >= down) return;
     while (true) {
         const u32 order = column / a.heads + 1;

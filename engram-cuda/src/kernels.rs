@@ -9,7 +9,7 @@
 //! |---|---|---|---|---|---|
 //! | [`HASH`] | `hash_engram`, `hash_ple` | [`Hash`] | ceil([`len`](Hash::len) / 16), [`layers`](Hash::layers), 1 | [`HASH_THREADS`] | ids (and mixes) of a ragged batch |
 //! | [`ROWS`] | `rows_copy_U`, U = 16, 8, 4, 1 | [`Rows`] | any, see [`Rows::tile`] | a multiple of 32 up to [`ROWS_THREADS`] | rows as they are: packed bytes, or rows of an unquantised format |
-//! | [`ROWS`] | `rows_mx_U`, U = 16, 1 | [`Rows`] | any | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
+//! | [`ROWS`] | `rows_mx_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
 //! | [`FLOATS`] | `rows_float_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 rows of both kinds to bf16 or f16 |
 //!
 //! U is the unit in bytes that an entry reads at a time. Its requirements are given at [`Rows`]; entries of unit 1 have none.
@@ -19,6 +19,8 @@ use engram_core::Reciprocal;
 /// PTX of one translation unit: for every GPU from compute capability 8.0 on, and where it pays again for 9.0 on.
 #[derive(Debug, Clone, Copy)]
 pub struct Ptx {
+    /// Its kernels, all of them.
+    pub entries: &'static [&'static str],
     sm_80: &'static str,
     sm_90: Option<&'static str>,
 }
@@ -37,12 +39,20 @@ macro_rules! ptx {
     };
 }
 
-/// Entries `hash_engram` and `hash_ple`.
-pub const HASH: Ptx = Ptx { sm_80: ptx!("hash.compute_80.ptx"), sm_90: None };
-/// Entries `rows_copy_16`, `rows_copy_8`, `rows_copy_4`, `rows_copy_1`, `rows_mx_16` and `rows_mx_1`.
-pub const ROWS: Ptx = Ptx { sm_80: ptx!("rows.compute_80.ptx"), sm_90: None };
-/// Entries `rows_float_8` and `rows_float_1`.
-pub const FLOATS: Ptx = Ptx { sm_80: ptx!("floats.compute_80.ptx"), sm_90: Some(ptx!("floats.compute_90.ptx")) };
+/// The hash kernels.
+pub const HASH: Ptx = Ptx { entries: &["hash_engram", "hash_ple"], sm_80: ptx!("hash.compute_80.ptx"), sm_90: None };
+/// The row kernels that keep bytes as they are.
+pub const ROWS: Ptx = Ptx {
+    entries: &["rows_copy_16", "rows_copy_8", "rows_copy_4", "rows_copy_1", "rows_mx_8", "rows_mx_1"],
+    sm_80: ptx!("rows.compute_80.ptx"),
+    sm_90: None,
+};
+/// The row kernels that decode.
+pub const FLOATS: Ptx = Ptx {
+    entries: &["rows_float_8", "rows_float_1"],
+    sm_80: ptx!("floats.compute_80.ptx"),
+    sm_90: Some(ptx!("floats.compute_90.ptx")),
+};
 
 /// Threads a block of the hash kernels, no other number.
 pub const HASH_THREADS: u32 = 128;
@@ -134,7 +144,7 @@ pub struct Table {
 /// | raw rows, MX values | `columns * value_bytes` | `capacity * columns * value_bytes` | `value_bytes` |
 ///
 /// Requirements. `rows_copy_U`, `rows_mx_U`: every table's `values` and `value_stride`, `out` and its strides and `value_bytes` are
-/// multiples of U; `rows_copy_U` with `scale_bytes > 0`: `scales`, `scale_stride` and `scale_bytes` too; `rows_mx_16`: `scales`,
+/// multiples of U; `rows_copy_U` with `scale_bytes > 0`: `scales`, `scale_stride` and `scale_bytes` too; `rows_mx_8`: `scales`,
 /// `scale_stride`, `scale_bytes` and `out_scales` are multiples of 4. `rows_float_8`: `values`, `value_stride` and `value_bytes` are multiples of
 /// 8, `out` and its strides of 16. The unit 1 entries only want 16-bit outputs at even addresses. Always:
 /// `slot * layers * columns <= 2^31` (`rows_mx`: with `slot` rounded up to a multiple of 128) and `grid * block / 32 * tile <= 2^31`.
@@ -261,8 +271,8 @@ impl Rows {
     pub fn mx_entry(&self, tables: &[Table]) -> (&'static str, u32) {
         let own = u64::from(self.scale_bytes) | self.out_scales | self.out_scales_layer;
         let scales = tables.iter().fold(own, |bits, t| bits | t.scales | t.scale_stride);
-        if self.value_bits(tables).trailing_zeros() >= 4 && scales.trailing_zeros() >= 2 {
-            ("rows_mx_16", self.value_bytes / 16)
+        if self.value_bits(tables).trailing_zeros() >= 3 && scales.trailing_zeros() >= 2 {
+            ("rows_mx_8", self.value_bytes / 8)
         } else {
             ("rows_mx_1", self.value_bytes)
         }
@@ -322,6 +332,19 @@ mod tests {
 
     fn divide(n: u32, divisor: Divisor) -> u32 {
         u32::try_from((u64::from(n) * u64::from(divisor.magic)) >> divisor.shift).unwrap()
+    }
+
+    #[test]
+    fn the_embedded_text_has_the_entries_that_are_named() {
+        for ptx in [HASH, ROWS, FLOATS] {
+            for major in [8, 9] {
+                let found: Vec<&str> = ptx.text(major).split(".entry ").skip(1).filter_map(|s| s.split('(').next()).collect();
+                let mut named = ptx.entries.to_vec();
+                named.sort_unstable();
+                assert_eq!({ let mut found = found; found.sort_unstable(); found }, named);
+                assert!(ptx.text(major).contains(".version 8.4"));
+            }
+        }
     }
 
     #[test]
@@ -392,9 +415,9 @@ mod tests {
 
         let mut mx = rows(256, 8);
         (mx.out_token, mx.out_layer, mx.out_column) = (24 * 256, 24 * 256, 256);
-        assert_eq!(mx.mx_entry(&[split]), ("rows_mx_16", 16));
+        assert_eq!(mx.mx_entry(&[split]), ("rows_mx_8", 32));
         assert_eq!(mx.mx_entry(&[table(0x100, 0x8002, 256, 8)]), ("rows_mx_1", 256));
-        assert_eq!(mx.mx_entry(&[table(0x100, 0x200, 264, 264)]), ("rows_mx_1", 256));
+        assert_eq!(mx.mx_entry(&[table(0x100, 0x200, 264, 264)]), ("rows_mx_8", 32));
     }
 
     proptest! {

@@ -1,12 +1,18 @@
 //! Chores of the workspace: `cargo xtask COMMAND`. Commands need nothing but cargo and what they install under `target/`.
 
 mod bench_cpu;
+mod kernels;
 mod lint;
 mod loom;
+mod nvrtc;
 mod process;
 mod python;
+mod stub;
 mod test;
+mod test_gpu;
 mod tidy;
+
+use std::path::Path;
 
 use anyhow::{Result, bail};
 
@@ -16,6 +22,10 @@ usage: cargo xtask COMMAND
   test              run every suite of the workspace; a suite that runs no test is a failure
   loom [--deep]     the exchange protocol under a model checker: seconds, or minutes
   clippy, docs      lints and documentation, warnings denied
+  kernels [--check] compile the CUDA kernels to the PTX that is committed; or compare it
+  stub              make libcuda stubs to link against, and print their folders
+  test-gpu          build and run the tests that need a CUDA device; without one, or when none ran, this fails
+  test-gpu --archive DIR   pack them with a script that runs them on a machine without Rust
   tidy              check the workspace's invariants (ARCHITECTURE.md)
   bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate or rows
   real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER
@@ -32,6 +42,11 @@ fn main() -> Result<()> {
         ["loom", "--deep"] => loom::run(true),
         ["clippy"] => lint::clippy(),
         ["docs"] => lint::docs(),
+        ["kernels"] => kernels::run(false),
+        ["kernels", "--check"] => kernels::run(true),
+        ["stub"] => stub::run(),
+        ["test-gpu"] => test_gpu::run(),
+        ["test-gpu", "--archive", folder] => test_gpu::archive(Path::new(folder)),
         ["tidy"] => tidy::run(),
         ["real-tokenizer"] => {
             print_line(&python::real_tokenizer()?.display());

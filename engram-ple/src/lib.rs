@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
-mod cpu;
+mod dispatch;
 mod e4m3;
 mod e8m0;
 mod error;

@@ -1,6 +1,6 @@
 //! Tables of any size without files.
 
-use crate::cpu::{self, Vectorized};
+use crate::dispatch::{self, Vectorized};
 use crate::{FormatKind, SourceError, TableFormat, TableSource};
 use std::ops::Range;
 
@@ -115,7 +115,7 @@ impl TableSource for SynthSource {
 
     fn read_range(&self, rows: Range<u64>, out: &mut [u8]) -> Result<(), SourceError> {
         SourceError::check_range(&self.format, self.rows, &rows, out)?;
-        cpu::run(Rows { table: self, first: rows.start, out });
+        dispatch::run(Rows { table: self, first: rows.start, out });
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! E4M3 values with one E8M0 scale per 32 elements. The true product is rounded once, to the output type.
 
 use super::RowFormat;
-use crate::cpu::{self, Vectorized};
+use crate::dispatch::{self, Vectorized};
 use crate::{e4m3, e8m0};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -108,15 +108,15 @@ impl RowFormat for E4m3E8m0x32 {
     }
 
     fn decode_bf16(&self, values: &[u8], scales: &[u8], out: &mut [bf16]) {
-        cpu::run(Groups { values, scales, out });
+        dispatch::run(Groups { values, scales, out });
     }
 
     fn decode_f16(&self, values: &[u8], scales: &[u8], out: &mut [f16]) {
-        cpu::run(Groups { values, scales, out });
+        dispatch::run(Groups { values, scales, out });
     }
 
     fn decode_f32(&self, values: &[u8], scales: &[u8], out: &mut [f32]) {
-        cpu::run(Groups { values, scales, out });
+        dispatch::run(Groups { values, scales, out });
     }
 
     fn encode(&self, numbers: &[f32], values: &mut [u8], scales: &mut [u8]) {
@@ -152,7 +152,7 @@ mod tests {
             let scales = [scale; 8];
             let (mut plain, mut best) = ([bf16::ZERO; 256], [bf16::ZERO; 256]);
             Groups { values: &values, scales: &scales, out: &mut plain }.run();
-            cpu::run(Groups { values: &values, scales: &scales, out: &mut best });
+            dispatch::run(Groups { values: &values, scales: &scales, out: &mut best });
             assert_eq!(plain.map(bf16::to_bits), best.map(bf16::to_bits), "{scale}");
         }
     }

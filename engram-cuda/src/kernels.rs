@@ -1,13 +1,13 @@
 //! The kernels: what is embedded, and what every entry takes.
 //!
-//! Each entry takes one parameter, a struct by value ([`Hash`] or [`Rows`]); `kernels/*.cu` holds the same structs and asserts the
+//! Each entry takes one parameter, a struct by value ([`struct@Hash`] or [`Rows`]); `kernels/*.cu` holds the same structs and asserts the
 //! same sizes. Pointers are device addresses; those marked *pinned allowed* may be device addresses of pinned or registered host
 //! memory. Nothing is launched for no tokens: a grid of 0 is a driver error. No entry uses dynamic shared memory, local memory of
 //! note, or a second kernel, and all may be captured into a graph.
 //!
 //! | module | entry | parameter | grid | block | does |
 //! |---|---|---|---|---|---|
-//! | [`HASH`] | `hash_engram`, `hash_ple` | [`Hash`] | ceil([`len`](Hash::len) / 16), [`layers`](Hash::layers), 1 | [`HASH_THREADS`] | ids (and mixes) of a ragged batch |
+//! | [`HASH`] | `hash_engram`, `hash_ple` | [`struct@Hash`] | ceil([`len`](Hash::len) / 16), [`layers`](Hash::layers), 1 | [`HASH_THREADS`] | ids (and mixes) of a ragged batch |
 //! | [`ROWS`] | `rows_copy_U`, U = 16, 8, 4, 1 | [`Rows`] | any, see [`Rows::tile`] | a multiple of 32 up to [`ROWS_THREADS`] | rows as they are: packed bytes, or rows of an unquantised format |
 //! | [`ROWS`] | `rows_mx_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
 //! | [`FLOATS`] | `rows_float_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 rows of both kinds to bf16 or f16 |
@@ -77,7 +77,7 @@ pub struct Column {
     pub offset: u32,
 }
 
-/// Parameter of `hash_engram` and `hash_ple`. Inputs are those of [`engram_core::hash::Batch`], on the device.
+/// Parameter of `hash_engram` and `hash_ple`. Inputs are those of [`engram_core::Batch`], on the device.
 ///
 /// Any contents of `tokens`, `starts` and `history` are memory-safe; ids are right for what `Batch` admits.
 #[repr(C)]

@@ -1,0 +1,121 @@
+//! Memory that a call reads ids from and writes rows to.
+
+use std::marker::PhantomData;
+
+use crate::error::Error;
+use crate::ids::{IdShape, RowForm};
+use crate::memory::DeviceBuffer;
+
+/// A range of device memory that somebody owns.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceView<'a> {
+    address: u64,
+    bytes: u64,
+    _owner: PhantomData<&'a DeviceBuffer>,
+}
+
+impl DeviceView<'_> {
+    /// Borrows foreign device memory, a tensor's say.
+    ///
+    /// # Safety
+    /// The range is device memory of the device that it is used with, and stays allocated until all work that was enqueued with it is done:
+    /// launches of graphs that were captured with it count too.
+    #[must_use]
+    pub unsafe fn from_raw(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, _owner: PhantomData }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl<'a> From<&'a DeviceBuffer> for DeviceView<'a> {
+    /// The whole buffer. It may be dropped while work that was enqueued with it runs: that waits for the device.
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        Self { address: buffer.address(), bytes: buffer.bytes() as u64, _owner: PhantomData }
+    }
+}
+
+/// Ids in device memory, as a strided view.
+#[derive(Clone, Copy, Debug)]
+pub struct Ids<'a> {
+    address: u64,
+    shape: IdShape,
+    _owner: PhantomData<&'a DeviceBuffer>,
+}
+
+impl<'a> Ids<'a> {
+    /// Ids of this shape, from the view's first byte on.
+    ///
+    /// # Errors
+    /// [`Error::Ids`] when the shape is impossible, or the view too small or misaligned.
+    pub fn new(memory: impl Into<DeviceView<'a>>, shape: IdShape) -> Result<Self, Error> {
+        let memory = memory.into();
+        shape.check(memory.address, memory.bytes)?;
+        Ok(Self { address: memory.address, shape, _owner: PhantomData })
+    }
+
+    /// Their shape.
+    #[must_use]
+    pub fn shape(&self) -> &IdShape {
+        &self.shape
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The same memory seen as one layer, counted from the view's first.
+    pub(crate) fn layer(&self, layer: usize) -> Self {
+        let shape = IdShape { first_layer: self.shape.first_layer + layer, layers: 1, ..self.shape };
+        Self { shape, ..*self }
+    }
+}
+
+/// Where rows go, in which form, with room for `capacity` tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    pub(crate) form: RowForm,
+    pub(crate) rows: DeviceView<'a>,
+    pub(crate) scales: Option<DeviceView<'a>>,
+    pub(crate) capacity: usize,
+    pub(crate) slot: usize,
+}
+
+impl<'a> Output<'a> {
+    /// Stored bytes, `[token][layer][column][row_bytes]`.
+    pub fn packed(rows: impl Into<DeviceView<'a>>) -> Self {
+        Self { form: RowForm::Packed, rows: rows.into(), scales: None, capacity: usize::MAX, slot: 0 }
+    }
+
+    /// Numbers of this type, `[layer][capacity][columns * width]`: E4M3 rows decoded to bf16 or f16, or unquantised rows as they are.
+    pub fn dense(rows: impl Into<DeviceView<'a>>, output: engram_ple::OutputType, capacity: usize) -> Self {
+        Self { form: RowForm::Dense(output), rows: rows.into(), scales: None, capacity, slot: 0 }
+    }
+
+    /// MX: values `[layer][capacity][columns * width]`, and scales in tiles of 128 tokens by 4 groups, each layer's padded to `capacity`
+    /// rounded up to 128 tokens.
+    pub fn mx(values: impl Into<DeviceView<'a>>, scales: impl Into<DeviceView<'a>>, capacity: usize) -> Self {
+        Self { form: RowForm::Mx, rows: values.into(), scales: Some(scales.into()), capacity, slot: 0 }
+    }
+
+    /// Writes zero rows for tokens past the ids' last, up to `slot` tokens in all.
+    #[must_use]
+    pub fn padded_to(self, slot: usize) -> Self {
+        Self { slot, ..self }
+    }
+
+    /// Tokens that are written for ids of `tokens` tokens.
+    pub(crate) fn slot(&self, tokens: usize) -> usize {
+        self.slot.max(tokens)
+    }
+}

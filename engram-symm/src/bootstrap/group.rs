@@ -164,7 +164,7 @@ impl Group {
         if !self.one_node {
             return Err(Error::AcrossNodes { step });
         }
-        let parts = self.exchange(step, &[], Some(own), Deadline::after(self.limit))?;
+        let parts = self.exchange(step, &[], Some(own), None)?;
         let copy = |errno| os(self.rank, step, errno);
         let shared = parts.into_iter().enumerate().map(|(rank, part)| match part.descriptor {
             Some(descriptor) => Ok(descriptor),
@@ -184,7 +184,7 @@ impl Group {
 
     /// The last step of a rendezvous, and the first in which every rank hears from every other.
     pub(crate) fn confirm(&mut self, deadline: Deadline) -> Result<()> {
-        self.exchange(Step::Confirm, &[], None, deadline).map(drop)
+        self.exchange(Step::Confirm, &[], None, Some(deadline)).map(drop)
     }
 
     pub(crate) fn replace_probe(&mut self, probe: Probe) {
@@ -212,8 +212,7 @@ impl Group {
     }
 
     pub(crate) fn gather(&mut self, step: Step, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let deadline = Deadline::after(self.limit);
-        Ok(self.exchange(step, own, None, deadline)?.into_iter().map(|part| part.bytes).collect())
+        Ok(self.exchange(step, own, None, None)?.into_iter().map(|part| part.bytes).collect())
     }
 
     fn exchange(
@@ -221,9 +220,10 @@ impl Group {
         step: Step,
         own: &[u8],
         descriptor: Option<BorrowedFd<'_>>,
-        deadline: Deadline,
+        deadline: Option<Deadline>,
     ) -> Result<Vec<Part>> {
         let probed = self.probe.before(step).map_err(|source| Error::Os { rank: self.rank, step, source });
+        let deadline = deadline.unwrap_or_else(|| Deadline::after(self.limit));
         let gathered = match &mut self.link {
             Link::Alone => probed.map(|()| vec![Part { bytes: own.to_vec(), descriptor: None }]),
             Link::Mesh(mesh) => match probed {

@@ -20,6 +20,9 @@ static CREATED: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
 /// Ranks that can meet at a socket: each has a connection to each other one.
 const MOST: usize = 1024;
 
+/// Processes of a job.
+const MOST_AT_ALL: usize = 1 << 20;
+
 /// Bytes of what names a group, which every rank tells every other.
 const LONGEST: usize = 8 << 10;
 
@@ -51,7 +54,8 @@ enum Place {
 pub struct Rendezvous {
     launch: Launch,
     key: String,
-    members: Vec<usize>,
+    /// All ranks of the job unless given.
+    members: Option<Vec<usize>>,
     generation: Option<u64>,
     place: Place,
     limit: Duration,
@@ -62,9 +66,9 @@ impl Rendezvous {
     /// A meeting of all ranks of the job. `key` tells it from the job's other groups.
     pub fn new(launch: Launch, key: impl Into<String>) -> Self {
         Self {
-            members: (0..launch.world).collect(),
             launch,
             key: key.into(),
+            members: None,
             generation: None,
             place: Place::Name,
             limit: RENDEZVOUS,
@@ -75,7 +79,7 @@ impl Rendezvous {
     /// Only these ranks of the job meet; they are numbered in this order within the group. Groups of different members
     /// never meet each other, whatever their keys.
     pub fn members(mut self, ranks: &[usize]) -> Self {
-        self.members = ranks.to_vec();
+        self.members = Some(ranks.to_vec());
         self
     }
 
@@ -122,7 +126,7 @@ impl Rendezvous {
     ///   another world, on all ranks;
     /// * [`Error::ForeignPeer`] when another user holds the group's name; [`Error::Os`] for the system's refusals.
     pub fn join(self) -> Result<Group> {
-        let rank = self.own_place()?;
+        let (rank, world) = self.own_place()?;
         let name = self.name();
         // Ranks may be threads of one process: each has its own count.
         let counted = format!("rank {rank} of {name}");
@@ -133,7 +137,7 @@ impl Rendezvous {
             return invalid("what names the group", found, format!("at most {LONGEST}"));
         }
         let short = format!("engram-symm-{:032x}", xxh3_128(identity.as_bytes()));
-        let (world, deadline, probe) = (self.members.len(), Deadline::after(self.limit), &self.probe);
+        let (deadline, probe) = (Deadline::after(self.limit), &self.probe);
         let mut group = match self.place {
             _ if world == 1 => Group::alone(),
             Place::Store(store) => {
@@ -159,30 +163,34 @@ impl Rendezvous {
         Ok(group)
     }
 
-    /// This rank's number in the group.
-    fn own_place(&self) -> Result<usize> {
+    /// This rank's number in the group, and the number of its ranks.
+    fn own_place(&self) -> Result<(usize, usize)> {
         let Launch { rank, world, .. } = self.launch;
+        if world > MOST_AT_ALL || rank >= world {
+            return invalid("the rank", format!("{rank} of {world}"), format!("a rank of at most {MOST_AT_ALL}"));
+        }
+        let Some(members) = &self.members else { return Ok((rank, world)) };
         let mut seen = vec![false; world];
-        for &member in &self.members {
+        for &member in members {
             match seen.get_mut(member) {
                 None => return invalid("a member", member.to_string(), format!("below the world size, {world}")),
                 Some(true) => return invalid("a member", format!("{member} twice"), "each once".to_owned()),
                 Some(seen) => *seen = true,
             }
         }
-        match self.members.iter().position(|&member| member == rank) {
-            Some(place) => Ok(place),
-            None => {
-                invalid("the group's members", format!("{:?}", self.members), format!("{rank}, this rank, among them"))
-            }
+        match members.iter().position(|&member| member == rank) {
+            Some(place) => Ok((place, members.len())),
+            None => invalid("the group's members", format!("{members:?}"), format!("{rank}, this rank, among them")),
         }
     }
 
     /// What tells the group from all others but those before and after it.
     fn name(&self) -> String {
-        let all = self.members.iter().copied().eq(0..self.launch.world);
         // The size of the job stays out of the name: ranks that disagree on it should meet, and be told.
-        let members = if all { "all".to_owned() } else { format!("{:?}", self.members) };
+        let members = match &self.members {
+            Some(members) if !members.iter().copied().eq(0..self.launch.world) => format!("{members:?}"),
+            _ => "all".to_owned(),
+        };
         format!("{:?} group {:?} of {members}", self.launch.run, self.key)
     }
 }

@@ -52,7 +52,8 @@ fn difference(a: (usize, &[Registration]), b: (usize, &[Registration])) -> Optio
     let unequal = pairs.filter(|(_, (ours, theirs))| ours != theirs).find_map(|(ordinal, (ours, theirs))| {
         let fields = ours.fields().into_iter().zip(theirs.fields());
         let ((field, ours_say), (_, theirs_say)) = fields.into_iter().find(|(ours, theirs)| ours != theirs)?;
-        let what = format!("the {field} of buffer {ordinal} ({:?})", ours.name);
+        let name = if field == "name" { String::new() } else { format!(" ({:?})", ours.name) };
+        let what = format!("the {field} of buffer {ordinal}{name}");
         Some(Error::disagreement(what, (a.0, ours_say), (b.0, theirs_say)))
     });
     let count = |list: &[Registration]| match list.last() {

@@ -67,12 +67,15 @@ impl Meeting<'_> {
             return Ok(None);
         }
         let peers = (0..self.world).map(|_| None).collect();
-        let mut guest = Guest { meeting: self, host, host_rank: None, present: vec![self.rank], peers };
+        let mut guest = Guest { meeting: self, host, host_rank: None, present: vec![self.rank], peers, fault: None };
         match guest.wait() {
             Ok(true) => guest.into_mesh().map(Some),
             Ok(false) => Ok(None),
             Err(fault) => {
-                let _ = Message::Fault(fault.clone()).send(&guest.host, None);
+                let farewell = Message::Fault(fault.clone());
+                for rank in guest.peers.iter().flatten().chain([&guest.host]) {
+                    let _ = farewell.send(rank, None);
+                }
                 Err(fault)
             }
         }
@@ -96,6 +99,8 @@ struct Guest<'a> {
     host_rank: Option<usize>,
     present: Vec<usize>,
     peers: Vec<Option<Socket>>,
+    /// Why this rank will not begin.
+    fault: Option<Error>,
 }
 
 impl Guest<'_> {
@@ -103,19 +108,24 @@ impl Guest<'_> {
     fn wait(&mut self) -> Result<bool> {
         let Meeting { rank, world, deadline, .. } = *self.meeting;
         let mut buffer = vec![0; MESSAGE];
-        self.meeting.before(Step::Meet)?;
+        self.refuse_if(self.meeting.before(Step::Meet));
         loop {
             let (message, descriptor) = match self.host.receive(&mut buffer) {
                 Ok(Received::Message { len, descriptor }) => (Message::parse(&buffer[..len]), descriptor),
                 Ok(Received::Nothing) => {
-                    let Some(left) = deadline.left() else { return Err(self.meeting.missing(&self.present)) };
+                    let Some(left) = deadline.left() else {
+                        return Err(self.or_fault(self.meeting.missing(&self.present)));
+                    };
                     wait_readable(&[&self.host], left).map_err(|errno| os(rank, Step::Meet, errno))?;
                     continue;
                 }
-                Ok(Received::End) => {
-                    return self.host_rank.map_or(Ok(false), |rank| Err(Error::Lost { rank, step: Step::Meet }));
-                }
+                Ok(Received::End) => return self.no_host(|rank| Error::Lost { rank, step: Step::Meet }),
                 Err(Errno::MSGSIZE) => (None, None),
+                // No descriptor is free for a connection that the host passed.
+                Err(errno @ Errno::MFILE) => {
+                    self.refuse_if(Err(os(rank, Step::Connect, errno)));
+                    continue;
+                }
                 Err(errno) => return Err(os(rank, Step::Meet, errno)),
             };
             match (message, descriptor) {
@@ -124,19 +134,37 @@ impl Guest<'_> {
                     self.present = ranks;
                 }
                 (Some(Message::Peer { rank: peer }), Some(descriptor)) if peer < world && peer != rank => {
-                    self.meeting.before(Step::Connect)?;
+                    self.refuse_if(self.meeting.before(Step::Connect));
                     let socket = Socket::from_descriptor(descriptor).map_err(|errno| os(rank, Step::Connect, errno))?;
                     self.peers[peer] = Some(socket);
                 }
-                (Some(Message::Begin), None) => return Ok(true),
-                (Some(Message::Fault(fault)), None) => return Err(fault),
-                // Whoever listens there without a rank of the group is not the group's host.
-                _ => {
-                    return self
-                        .host_rank
-                        .map_or(Ok(false), |rank| Err(unreadable(rank, Step::Meet, "no host's words")));
-                }
+                (Some(Message::Begin), None) => return self.fault.take().map_or(Ok(true), Err),
+                (Some(Message::Fault(fault)), None) => return Err(self.or_fault(fault)),
+                _ => return self.no_host(|rank| unreadable(rank, Step::Meet, "not what a host says")),
             }
+        }
+    }
+
+    /// Has this rank not begin, if `outcome` is an error. The host hears it at once. If the meeting is complete by then
+    /// this rank goes on until it is connected with all ranks, and tells them.
+    fn refuse_if(&mut self, outcome: Result<()>) {
+        if let Err(fault) = outcome {
+            let fault = self.fault.get_or_insert(fault);
+            let _ = Message::Fault(fault.clone()).send(&self.host, None);
+        }
+    }
+
+    fn or_fault(&mut self, other: Error) -> Error {
+        self.fault.take().unwrap_or(other)
+    }
+
+    /// What it means that the other end is gone or talks differently: a host of the group has told its rank before, and
+    /// whoever has not is none.
+    fn no_host(&mut self, fault: impl FnOnce(usize) -> Error) -> Result<bool> {
+        match (self.fault.take(), self.host_rank) {
+            (Some(own), _) => Err(own),
+            (None, Some(host)) => Err(fault(host)),
+            (None, None) => Ok(false),
         }
     }
 
@@ -159,6 +187,10 @@ struct Host<'a> {
     strangers: VecDeque<Socket>,
     /// By rank.
     guests: Vec<Option<Socket>>,
+    /// The caller who was turned away, for whom the meeting has failed.
+    turned_away: Option<usize>,
+    /// Ranks that all agree to be part of the group.
+    certain: usize,
     buffer: Vec<u8>,
 }
 
@@ -172,7 +204,15 @@ struct Hello {
 impl<'a> Host<'a> {
     fn new(meeting: &'a Meeting<'a>, listener: Listener) -> Self {
         let guests = (0..meeting.world).map(|_| None).collect();
-        Self { meeting, listener, strangers: VecDeque::new(), guests, buffer: vec![0; MESSAGE] }
+        Self {
+            meeting,
+            listener,
+            strangers: VecDeque::new(),
+            guests,
+            turned_away: None,
+            certain: meeting.world,
+            buffer: vec![0; MESSAGE],
+        }
     }
 
     fn receive_all(mut self) -> Result<Mesh> {
@@ -213,6 +253,7 @@ impl<'a> Host<'a> {
             for (caller, hello) in self.callers().map_err(|errno| os(rank, Step::Meet, errno))? {
                 if let Err(fault) = self.judge(&hello) {
                     let _ = Message::Fault(fault.clone()).send(&caller, None);
+                    self.turned_away = Some(hello.rank);
                     return Err(fault);
                 }
                 self.guests[hello.rank] = Some(caller);
@@ -239,7 +280,9 @@ impl<'a> Host<'a> {
     /// Those who have called and said that they are ranks of this group. Everybody else is sent away without a word.
     fn callers(&mut self) -> Result<Vec<(Socket, Hello)>, Errno> {
         let user = rustix::process::geteuid().as_raw();
-        while let Some(caller) = self.listener.accept()? {
+        // Others may call faster than they can be sent away.
+        for _ in 0..STRANGERS {
+            let Some(caller) = self.listener.accept()? else { break };
             if caller.peer_user() == Ok(user) {
                 self.strangers.push_back(caller);
                 if self.strangers.len() > STRANGERS {
@@ -265,7 +308,7 @@ impl<'a> Host<'a> {
     }
 
     /// Whether a caller fits into this group.
-    fn judge(&self, hello: &Hello) -> Result<()> {
+    fn judge(&mut self, hello: &Hello) -> Result<()> {
         let Meeting { rank, world, .. } = *self.meeting;
         let differ = |what: &str, ours: String, theirs: String| {
             Err(Error::disagreement(what, (rank, ours), (hello.rank, theirs)))
@@ -274,6 +317,7 @@ impl<'a> Host<'a> {
             return differ("the version of the bootstrap", VERSION.to_string(), hello.version.to_string());
         }
         if hello.world != world {
+            self.certain = world.min(hello.world);
             return differ("the world size", world.to_string(), hello.world.to_string());
         }
         match self.guests.get(hello.rank) {
@@ -318,10 +362,10 @@ impl<'a> Host<'a> {
     /// Tells `fault` to every rank, also to those that come a little later: without that they would wait in vain.
     fn dismiss(&mut self, fault: &Error) {
         let farewell = Message::Fault(fault.clone());
-        let mut told: Vec<bool> = self.guests.iter().map(Option::is_some).collect();
-        told[self.meeting.rank] = true;
+        let mut told = self.present();
+        told.extend(self.turned_away);
         if let Error::Lost { rank, .. } = fault {
-            told[*rank] = true;
+            told.push(*rank);
         }
         for guest in self.guests.iter().flatten() {
             let _ = farewell.send(guest, None);
@@ -329,14 +373,14 @@ impl<'a> Host<'a> {
         self.guests.fill_with(|| None);
         let end = self.meeting.deadline.at_most(LINGER);
         while let Some(left) = end.left()
-            && !told.iter().all(|&told| told)
+            && !(0..self.certain).all(|rank| told.contains(&rank))
         {
             let Ok(callers) = self.listen(left).and_then(|()| self.callers()) else { return };
             for (caller, hello) in callers {
                 // A rank that was told and comes again wants a new meeting: its connection ends without a word.
-                let told = told.get_mut(hello.rank);
-                if !told.is_some_and(|told| std::mem::replace(told, true)) {
+                if !told.contains(&hello.rank) {
                     let _ = farewell.send(&caller, None);
+                    told.push(hello.rank);
                 }
             }
         }

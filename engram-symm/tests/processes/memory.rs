@@ -1,0 +1,64 @@
+//! Memory, and what it must not leave behind.
+
+use std::time::Duration;
+
+use engram_symm::{Error, OsError, Step};
+use rustix::io::Errno;
+
+use crate::fleet::{Job, all_fail, all_succeed};
+use crate::meeting::{LIMIT, join, script};
+use crate::script::Action;
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("segments_are_shared", segments_are_shared),
+    ("sizes_that_differ_are_named", sizes_that_differ_are_named),
+    ("what_no_machine_has_is_refused_to_all", what_no_machine_has_is_refused_to_all),
+    ("eight_ranks_need_few_descriptors", eight_ranks_need_few_descriptors),
+    ("a_thousand_groups_leave_nothing", a_thousand_groups_leave_nothing),
+];
+
+fn segments_are_shared() {
+    for world in [1, 2, 5, 8] {
+        for bytes in [0, 1, 4096, 1 << 20] {
+            let actions = [join(LIMIT), Action::Allocate(bytes), Action::Allocate(bytes), Action::CloseAll];
+            all_succeed(&Job::new().run(world, |_| script(actions.clone())));
+        }
+    }
+}
+
+fn sizes_that_differ_are_named() {
+    let bytes = |rank| if rank == 2 { 8192 } else { 4096 };
+    let actions =
+        |rank| [join(LIMIT), Action::vainly(Action::Allocate(bytes(rank))), Action::Allocate(1), Action::CloseAll];
+    let reports = Job::new().run(3, |rank| script(actions(rank)));
+    all_succeed(&reports);
+    for report in reports {
+        let expected = "ranks disagree on the bytes of a segment: rank 0 says 4096, rank 2 says 8192";
+        assert_eq!(report.expected[0].to_string(), expected);
+    }
+}
+
+fn what_no_machine_has_is_refused_to_all() {
+    for bytes in [1 << 50, usize::MAX, usize::MAX - 8191] {
+        let reports = Job::new().run(2, |_| script([join(LIMIT), Action::Allocate(bytes)]));
+        let source = OsError(Errno::NOMEM.raw_os_error());
+        all_fail(&reports, &Error::Memory { rank: 0, step: Step::Room, bytes: bytes as u64, source });
+    }
+}
+
+fn eight_ranks_need_few_descriptors() {
+    // As another user if possible: root's descriptors under way are not limited.
+    let job = Job::new().by_nobody();
+    let groups = [join(LIMIT), Action::Allocate(10_000), Action::Allocate(10_000)];
+    let actions = [Action::LimitFiles(64)].into_iter().chain(groups.clone()).chain(groups.clone()).chain(groups);
+    let actions: Vec<_> = actions.chain([Action::CloseAll]).collect();
+    all_succeed(&job.run(8, |_| script(actions.clone())));
+}
+
+fn a_thousand_groups_leave_nothing() {
+    for world in [1, 2, 4] {
+        let count = if world == 2 { 1000 } else { 200 };
+        let cycles = Action::Cycles { count, limit: Duration::from_secs(20) };
+        all_succeed(&Job::new().run(world, |_| script([Action::LimitFiles(64), cycles.clone()])));
+    }
+}

@@ -1,9 +1,13 @@
 //! What can go wrong, for every part of the crate.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use engram_ple::SourceError;
 use serde::{Deserialize, Serialize};
+
+use crate::protocol::Fault;
 
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -136,6 +140,34 @@ pub enum Error {
         reason: String,
     },
 
+    /// The group has failed, on all of its ranks.
+    #[error("the group has failed")]
+    Fault(
+        /// Why.
+        #[from]
+        #[source]
+        Fault,
+    ),
+
+    /// This rank's table could not be read, by which its group has failed.
+    #[error("the table of layer {layer} could not be read")]
+    // Never sent: the others learn of it by a fault.
+    #[serde(skip)]
+    Table {
+        /// Index of the layer in the exchange.
+        layer: usize,
+        /// The table's reason.
+        source: TableError,
+    },
+
+    /// The exchange sleeps.
+    #[error("the exchange is asleep")]
+    Asleep,
+
+    /// The exchange does not sleep.
+    #[error("the exchange is awake")]
+    Awake,
+
     /// Ranks that meet through a store cannot pass descriptors: they may be on different nodes.
     #[error("{step} needs a group within one node, this one meets through a store")]
     AcrossNodes {
@@ -242,7 +274,36 @@ impl OsError {
     }
 }
 
+/// A table's reason for not being read.
+#[derive(Debug, Clone)]
+pub struct TableError(Arc<SourceError>);
+
+impl fmt::Display for TableError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for TableError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Equal if it is the same failure.
+impl PartialEq for TableError {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for TableError {}
+
 impl Error {
+    pub(crate) fn table(layer: usize, source: SourceError) -> Self {
+        Self::Table { layer, source: TableError(Arc::new(source)) }
+    }
+
     /// A disagreement, the lower rank first, so that both sides say the same.
     pub(crate) fn disagreement(what: impl Into<String>, a: (usize, String), b: (usize, String)) -> Self {
         let (low, high) = if a.0 <= b.0 { (a, b) } else { (b, a) };

@@ -2,6 +2,7 @@
 
 mod bootstrap;
 mod error;
+mod exchange;
 mod host;
 mod memory;
 pub mod protocol;
@@ -10,6 +11,7 @@ pub use bootstrap::{
     Device, Group, Handle, HostReach, Launch, MemoryStore, Peer, PeerAccess, Reach, Reason, Refusal, Registration,
     Rendezvous, Store, TcpStore, TcpStoreServer,
 };
-pub use error::{Error, OsError, Result, Step};
+pub use error::{Error, OsError, Result, Step, TableError};
+pub use exchange::{Algorithm, Config, Exchange, Ids, Layer, Output, Part, Rows, segment_bytes};
 pub use host::HostMemory;
 pub use memory::{ALIGN, Memory};

@@ -39,6 +39,13 @@ pub unsafe trait Memory: Send + Sync {
     /// # Errors
     /// When the system refuses; the contents of the range are then unspecified.
     fn discard(&self, range: Range<usize>) -> Result<(), Error>;
+
+    /// Takes the bytes of this rank's own segment in `range` from the system again, after they were discarded and before
+    /// any rank writes to them. The range is a whole number of [`ALIGN`] pieces.
+    ///
+    /// # Errors
+    /// When the system has no room.
+    fn reserve(&self, range: Range<usize>) -> Result<(), Error>;
 }
 
 /// Alignment of segments and of the parts that can be discarded, in bytes: a page.

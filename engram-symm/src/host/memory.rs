@@ -57,18 +57,6 @@ impl HostMemory {
         Ok(Self { rank: attempt.rank, own, views })
     }
 
-    /// Reserves the pages of this rank's own segment in `range` again, after [`Memory::discard`] and before anything
-    /// touches them. The range is a whole number of [`ALIGN`] pieces.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] when there is no room.
-    pub fn reserve(&self, range: Range<usize>) -> Result<()> {
-        let probe = Probe::default();
-        let attempt = Attempt { rank: self.rank, world: 1, bytes: range.len(), probe: &probe };
-        attempt.step(Step::Room, || room::check(range.len()))?;
-        attempt.step(Step::Reserve, || self.change(FallocateFlags::empty(), &range))
-    }
-
     fn change(&self, flags: FallocateFlags, range: &Range<usize>) -> Result<(), Errno> {
         if range.start >= range.end {
             return Ok(());
@@ -100,6 +88,13 @@ unsafe impl Memory for HostMemory {
 
     fn segment(&self, rank: usize) -> NonNull<u8> {
         self.views[rank].base
+    }
+
+    fn reserve(&self, range: Range<usize>) -> Result<()> {
+        let probe = Probe::default();
+        let attempt = Attempt { rank: self.rank, world: 1, bytes: range.len(), probe: &probe };
+        attempt.step(Step::Room, || room::check(range.len()))?;
+        attempt.step(Step::Reserve, || self.change(FallocateFlags::empty(), &range))
     }
 
     fn discard(&self, range: Range<usize>) -> Result<()> {

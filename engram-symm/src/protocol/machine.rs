@@ -20,24 +20,11 @@ pub trait Payload {
     /// Reads the ids of `requester` and makes ready for it the rows that this rank owns.
     ///
     /// # Errors
-    /// When the table cannot be read. The group fails with [`Fault::Table`].
+    /// When the table cannot be read. The group fails with [`Fault::Failed`].
     fn serve(&mut self, requester: usize) -> Result<(), Self::Error>;
 
     /// Takes the rows that `owner` made ready for this rank.
     fn collect(&mut self, owner: usize);
-}
-
-/// The payload of a step in which nothing moves.
-impl Payload for () {
-    type Error = std::convert::Infallible;
-
-    fn publish(&mut self, _: Call) {}
-
-    fn serve(&mut self, _: usize) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
-    fn collect(&mut self, _: usize) {}
 }
 
 /// How a rank waits for others, and for how long.
@@ -63,7 +50,7 @@ pub enum Progress {
 pub enum Failure<E> {
     /// The group has failed.
     Fault(Fault),
-    /// This rank could not serve its rows; the group has failed with [`Fault::Table`] for the others.
+    /// This rank could not serve its rows; the group has failed with [`Fault::Failed`] for the others.
     Payload(E),
 }
 
@@ -131,6 +118,16 @@ impl Protocol {
         }
     }
 
+    /// Whether this rank has put the group's row memory to sleep.
+    pub fn is_asleep<S: Signals + ?Sized>(signals: &S) -> bool {
+        signals.control(Control::Asleep) != 0
+    }
+
+    /// Records that the row memory sleeps, or no longer does.
+    pub fn set_asleep<S: Signals + ?Sized>(signals: &S, asleep: bool) {
+        signals.set_control(Control::Asleep, asleep.into());
+    }
+
     /// Does a whole step, waiting as `wait` says.
     ///
     /// # Errors
@@ -171,7 +168,7 @@ impl Protocol {
     ) -> Result<(), Fault> {
         let last = u32::from_le_bytes(low_half(signals.control(Control::Epoch)));
         self.call = Call { epoch: last.wrapping_add(1), operation, slot };
-        if let Some(fault) = self.fault(signals) {
+        if let Some(fault) = self.learn(signals) {
             return Err(fault);
         }
         if !signals.claim() {
@@ -224,7 +221,7 @@ impl Protocol {
         if self.unserved.len() + self.uncollected.len() < owed {
             return Ok(Progress::Moved);
         }
-        if let Some(fault) = self.fault(signals) {
+        if let Some(fault) = self.learn(signals) {
             return Err(fault.into());
         }
         Ok(Progress::Waiting(self.phase()))
@@ -232,7 +229,7 @@ impl Protocol {
 
     /// Gives the group up since the deadline is past, unless another rank already did, and returns the cause.
     pub fn expire<S: Signals + ?Sized>(&mut self, signals: &S) -> Fault {
-        if let Some(fault) = self.fault(signals) {
+        if let Some(fault) = self.learn(signals) {
             return fault;
         }
         let late = if let Some(&late) = self.unserved.first() { late } else { self.uncollected[0] };
@@ -243,6 +240,20 @@ impl Protocol {
 
     /// The fault by which the group has failed, if it has. Reads this rank's memory only and waits for nothing.
     pub fn fault<S: Signals + ?Sized>(&self, signals: &S) -> Option<Fault> {
+        self.report(signals).map(|(_, fault)| fault)
+    }
+
+    /// The same, recorded: later steps of this rank fail by this cause, whatever else is reported meanwhile.
+    fn learn<S: Signals + ?Sized>(&self, signals: &S) -> Option<Fault> {
+        let (from, fault) = self.report(signals)?;
+        if from != signals.rank() {
+            leave(signals, signals.rank(), fault);
+        }
+        Some(fault)
+    }
+
+    /// A fault and the rank that reported it: this one first.
+    fn report<S: Signals + ?Sized>(&self, signals: &S) -> Option<(usize, Fault)> {
         if self.is(Mutant::PoisonNotRead) {
             return None;
         }
@@ -257,12 +268,7 @@ impl Protocol {
             let theirs = signals.load(own, from, Word::Theirs, Relaxed);
             // What this rank recorded was by its own call then.
             let call = if from == own { Call::from_word(ours) } else { self.call };
-            let fault = Poison { word, ours, theirs }.fault(from, call);
-            if from != own {
-                // Later steps of this rank fail by the same cause, whatever else is reported meanwhile.
-                leave(signals, own, fault);
-            }
-            Some(fault)
+            Some((from, Poison { word, ours, theirs }.fault(from, call)))
         })
     }
 
@@ -322,7 +328,7 @@ impl Protocol {
         requester: usize,
     ) -> Result<(), Failure<P::Error>> {
         payload.serve(requester).map_err(|error| {
-            self.give_up(signals, Fault::Table { rank: signals.rank(), epoch: self.call.epoch });
+            self.give_up(signals, Fault::Failed { rank: signals.rank(), epoch: self.call.epoch });
             Failure::Payload(error)
         })?;
         if requester == signals.rank() {

@@ -29,8 +29,8 @@ pub enum Control {
     Epoch = 0,
     /// 1 while a step is running.
     Busy = 1,
-    /// 0 awake, 1 asleep, 2 closed.
-    State = 2,
+    /// 1 while the row memory is given back.
+    Asleep = 2,
 }
 
 /// Access to the signals in a group's memory, for one rank of it.

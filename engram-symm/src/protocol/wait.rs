@@ -20,8 +20,9 @@ impl Patience {
     const SPINS: u32 = 200;
     /// Rounds of yielding after that: the others may be waiting for this core.
     const YIELDS: u32 = 2_000;
-    /// Whoever is still not there is late by milliseconds, and does not lose much by this.
-    const NAP: Duration = Duration::from_micros(50);
+    /// Naps after that, of microseconds that grow by 1 each time up to a millisecond: whoever is still not there is late
+    /// already, and is kept waiting by a small part of that.
+    const LONGEST_NAP: u32 = 1_000;
 
     /// Waits up to `deadline` for each phase.
     pub fn new(deadline: Duration) -> Self {
@@ -46,7 +47,8 @@ impl Wait for Patience {
         if self.rounds <= Self::SPINS + Self::YIELDS {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(Self::NAP);
+            let naps = self.rounds - (Self::SPINS + Self::YIELDS);
+            std::thread::sleep(Duration::from_micros(naps.min(Self::LONGEST_NAP).into()));
         }
         since.elapsed() < self.deadline
     }

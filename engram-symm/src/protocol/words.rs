@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// What all ranks of a group do together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Operation {
     /// An exchange with a barrier after the ids and one after the rows; rows are read from their owner's memory.
     Barrier,
@@ -59,7 +61,7 @@ impl fmt::Display for Operation {
 /// One rank's part in one collective step: what it does, how large, and for the how many-th time.
 ///
 /// As a word: epoch in the upper 32 bits, the operation's code in the next 8, the slot in the lower 24.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     /// Number of the step, counted by each rank for itself. It wraps from `u32::MAX` to 0.
     pub epoch: u32,
@@ -97,7 +99,7 @@ impl fmt::Display for Call {
 }
 
 /// The half of a step that a rank owed when it was given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Phase {
     /// Its call, and with it its ids.
     Ids,
@@ -115,7 +117,7 @@ impl fmt::Display for Phase {
 }
 
 /// Why a group can no longer be used. All ranks of the group learn the same cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// A rank did not come within the deadline.
@@ -146,10 +148,10 @@ pub enum Fault {
         /// The step that was still running.
         epoch: u32,
     },
-    /// A rank could not read its table.
-    #[error("rank {rank} could not read its table at epoch {epoch}")]
-    Table {
-        /// The rank whose table failed.
+    /// A rank could not do its part, such as read its table; there the error says why.
+    #[error("rank {rank} could not do its part of epoch {epoch}")]
+    Failed {
+        /// The rank that failed.
         rank: usize,
         /// The step in which it failed.
         epoch: u32,
@@ -181,7 +183,7 @@ impl Poison {
     const DEADLINE: u8 = 1;
     const MISMATCH: u8 = 2;
     const OVERLAP: u8 = 3;
-    const TABLE: u8 = 4;
+    const FAILED: u8 = 4;
 
     pub(super) fn new(fault: Fault) -> Self {
         let word = |kind: u8, phase: u8, rank: usize, epoch: u32| {
@@ -197,7 +199,7 @@ impl Poison {
                 word(Self::MISMATCH, 0, rank, our_call.epoch)
             }
             Fault::Overlap { rank, epoch } => word(Self::OVERLAP, 0, rank, epoch),
-            Fault::Table { rank, epoch } => word(Self::TABLE, 0, rank, epoch),
+            Fault::Failed { rank, epoch } => word(Self::FAILED, 0, rank, epoch),
             Fault::Unknown { kind, rank, epoch } => word(kind, 0, rank, epoch),
         };
         Self { word, ours, theirs }
@@ -215,7 +217,7 @@ impl Poison {
             }
             Self::MISMATCH => Fault::Mismatch { rank, ours: call, theirs: Call::from_word(self.theirs) },
             Self::OVERLAP => Fault::Overlap { rank, epoch },
-            Self::TABLE => Fault::Table { rank, epoch },
+            Self::FAILED => Fault::Failed { rank, epoch },
             kind => Fault::Unknown { kind, rank, epoch },
         }
     }
@@ -245,7 +247,7 @@ mod tests {
             Fault::Deadline { rank: 0, phase: Phase::Ids, epoch: 0 },
             Fault::Deadline { rank: 65_535, phase: Phase::Rows, epoch: u32::MAX },
             Fault::Overlap { rank: 3, epoch: 7 },
-            Fault::Table { rank: 4, epoch: 8 },
+            Fault::Failed { rank: 4, epoch: 8 },
             Fault::Unknown { kind: 200, rank: 5, epoch: 9 },
             Fault::Mismatch { rank: 2, ours: call(4), theirs: call(8) },
         ];

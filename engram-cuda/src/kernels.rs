@@ -1,6 +1,6 @@
 //! The kernels: what is embedded, and what every entry takes.
 //!
-//! Each entry takes one parameter, a struct by value ([`struct@Hash`] or [`Rows`]); `kernels/*.cu` holds the same structs and asserts the
+//! Each entry takes one parameter, a struct by value ([`struct@Hash`], [`Rows`] or [`Stage`]); `kernels/*.cu` holds the same structs and asserts the
 //! same sizes. Pointers are device addresses; those marked *pinned allowed* may be device addresses of pinned or registered host
 //! memory. Nothing is launched for no tokens: a grid of 0 is a driver error. No entry uses dynamic shared memory, local memory of
 //! note, or a second kernel, and all may be captured into a graph.
@@ -11,6 +11,7 @@
 //! | [`ROWS`] | `rows_copy_U`, U = 16, 8, 4, 1 | [`Rows`] | any, see [`Rows::tile`] | a multiple of 32 up to [`ROWS_THREADS`] | rows as they are: packed bytes, or rows of an unquantised format |
 //! | [`ROWS`] | `rows_mx_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
 //! | [`FLOATS`] | `rows_float_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 rows of both kinds to bf16 or f16 |
+//! | [`STAGE`] | `stage` | [`Stage`] | any | [`STAGE_THREADS`] | rows that host threads are gathering, into device memory |
 //!
 //! U is the unit in bytes that an entry reads at a time. Its requirements are given at [`Rows`]; entries of unit 1 have none.
 
@@ -54,6 +55,11 @@ pub const FLOATS: Ptx = Ptx {
     sm_90: Some(ptx!("floats.compute_90.ptx")),
 };
 
+/// The kernel that takes rows over while threads of the host gather them.
+pub const STAGE: Ptx = Ptx { entries: &["stage"], sm_80: ptx!("stage.compute_80.ptx"), sm_90: None };
+
+/// Threads a block of the stage kernel, no other number.
+pub const STAGE_THREADS: u32 = 256;
 /// Threads a block of the hash kernels, no other number.
 pub const HASH_THREADS: u32 = 128;
 /// Tokens that a block of the hash kernels takes, of one layer.
@@ -210,7 +216,44 @@ pub struct Rows {
     pub by_units: Divisor,
 }
 
+/// Parameter of `stage`: memory cut into chunks, which threads of the host fill and publish one by one, and blocks copy.
+///
+/// The chunks of a run are the first [`slot_chunks`](Self::slot_chunks), then, of each area, the first [`used_chunks`](Self::used_chunks) of
+/// [`area_chunks`](Self::area_chunks). All of them have to be published in every run, as `run << 32 | bytes`; runs count from 1. A run that is not
+/// published in time takes nothing and sets every slot to -1.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Stage {
+    /// u64 `[chunks]`, pinned.
+    pub ready: u64,
+    /// Chunks to copy from, pinned, 16-byte aligned.
+    pub from: u64,
+    /// Chunks to copy to, 16-byte aligned.
+    pub to: u64,
+    /// u32 `[4]` in device memory, zero before the first run: runs finished, and two words of the kernel's own.
+    pub state: u64,
+    /// u32 `[2]`, pinned: runs finished, and the last run that expired.
+    pub status: u64,
+    /// i32 `[slot_count]`, inside `to`.
+    pub slots: u64,
+    /// How long a run may take, in nanoseconds.
+    pub deadline_ns: u64,
+    /// Slots.
+    pub slot_count: u32,
+    /// Bytes from chunk to chunk, a multiple of 16.
+    pub chunk_bytes: u32,
+    /// Chunks before the first area's.
+    pub slot_chunks: u32,
+    /// Areas.
+    pub areas: u32,
+    /// Chunks from area to area.
+    pub area_chunks: u32,
+    /// Chunks of each area that this run uses.
+    pub used_chunks: u32,
+}
+
 const _: () = {
+    assert!(size_of::<Stage>() == 80);
     assert!(size_of::<Column>() == 16);
     assert!(size_of::<Hash>() == 80);
     assert!(size_of::<Table>() == 40);
@@ -336,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_embedded_text_has_the_entries_that_are_named() {
-        for ptx in [HASH, ROWS, FLOATS] {
+        for ptx in [HASH, ROWS, FLOATS, STAGE] {
             for major in [8, 9] {
                 let found: Vec<&str> = ptx.text(major).split(".entry ").skip(1).filter_map(|s| s.split('(').next()).collect();
                 let mut named = ptx.entries.to_vec();

@@ -7,12 +7,8 @@ use crate::error::DriverError;
 use crate::kernels;
 use crate::sys;
 
-/// What is embedded, with the entries of each module.
-const MODULES: [(kernels::Ptx, &[&str]); 3] = [
-    (kernels::HASH, &["hash_engram", "hash_ple"]),
-    (kernels::ROWS, &["rows_copy_16", "rows_copy_8", "rows_copy_4", "rows_copy_1", "rows_mx_16", "rows_mx_1"]),
-    (kernels::FLOATS, &["rows_float_8", "rows_float_1"]),
-];
+/// What is embedded.
+const MODULES: [kernels::Ptx; 4] = [kernels::HASH, kernels::ROWS, kernels::FLOATS, kernels::STAGE];
 
 /// Every kernel of this crate, compiled for the device and resolved.
 pub(crate) struct Kernels {
@@ -24,8 +20,8 @@ impl Kernels {
     /// Loads and resolves all of them now: a first launch would otherwise load its kernel lazily, and could stall behind one that spins.
     pub(crate) fn load((major, _): (i32, i32)) -> Result<Self, DriverError> {
         let mut kernels = Self { modules: Vec::new(), functions: Vec::new() };
-        for (ptx, entries) in MODULES {
-            if let Err(error) = kernels.add(ptx, entries, major) {
+        for ptx in MODULES {
+            if let Err(error) = kernels.add(ptx, major) {
                 kernels.unload();
                 return Err(error);
             }
@@ -33,12 +29,12 @@ impl Kernels {
         Ok(kernels)
     }
 
-    fn add(&mut self, ptx: kernels::Ptx, entries: &'static [&'static str], major: i32) -> Result<(), DriverError> {
+    fn add(&mut self, ptx: kernels::Ptx, major: i32) -> Result<(), DriverError> {
         let text = CStr::from_bytes_with_nul(ptx.text(major).as_bytes()).expect("embedded PTX ends with its only NUL");
         // SAFETY: the caller has made a context current, and the text is PTX.
         let module = unsafe { driver::load_module(text) }?;
         self.modules.push(module);
-        for &name in entries {
+        for &name in ptx.entries {
             let symbol = CString::new(name).expect("entry names have no NUL");
             // SAFETY: the module is live.
             let function = unsafe { driver::function(module, &symbol) }?;

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 use engram_core::{ConfigError, Layout, ModelConfig, TokenMap};
 
+use crate::announced::Announced;
 use crate::catalog::{Catalog, CatalogTable};
 use crate::deep;
 use crate::error::Error;
@@ -81,7 +82,16 @@ impl Checkpoint {
         let (mut tables, mut used) = (Vec::new(), layout.clone());
         if let (Some(config), Some(layout)) = (&config, &layout) {
             let allow_stored = options.allow.contains(&FaultCode::ConstantsMismatch);
-            let judge = Judge { config, layout, files: &files, listing: &listing, tensors: &tensors, allow_stored };
+            let announced = Announced::read(folder, config)?;
+            let judge = Judge {
+                config,
+                layout,
+                files: &files,
+                listing: &listing,
+                tensors: &tensors,
+                announced: &announced,
+                allow_stored,
+            };
             let (sound, stored) = judge.judge(&mut faults)?;
             (tables, used) = (sound, Some(stored));
         }
@@ -185,7 +195,7 @@ impl Checkpoint {
 type Configured = (ModelConfig, Layout);
 
 /// No config comes near this many bytes.
-const CONFIG_CAP: u64 = 16 << 20;
+pub(crate) const CONFIG_CAP: u64 = 16 << 20;
 
 fn read_config(folder: &Path) -> Result<Result<Configured, Fault>, Error> {
     const NAME: &str = "config.json";

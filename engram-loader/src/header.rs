@@ -147,7 +147,9 @@ impl Header {
         let mut tensors = match parsed.and_then(|tensors| json.end().map(|()| tensors)) {
             Ok(tensors) => tensors,
             Err(error) if error.is_io() => return Err(error.into()),
-            Err(error) => return Ok(Err(duplicate.fault_or(FaultCode::HeaderJson, &error))),
+            Err(error) => {
+                return Ok(Err(duplicate.fault_or(FaultCode::HeaderJson, "a JSON object of tensors", &error)));
+            }
         };
         tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {

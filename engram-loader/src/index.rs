@@ -47,7 +47,7 @@ impl Index {
         match placed.and_then(|placed| json.end().map(|()| placed)) {
             Ok(placed) => Ok(Self::place(placed)),
             Err(error) if error.is_io() => Err(error.into()),
-            Err(error) => Ok(Err(duplicate.fault_or(FaultCode::IndexJson, &error))),
+            Err(error) => Ok(Err(duplicate.fault_or(FaultCode::IndexJson, "a JSON object with a weight_map", &error))),
         }
     }
 

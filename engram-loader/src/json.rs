@@ -21,14 +21,14 @@ impl Duplicate {
         Err(E::custom(format_args!("duplicate key {key:?}")))
     }
 
-    /// The fault that ended the parse: a name met twice, or else `code`.
-    pub(crate) fn fault_or(&self, code: FaultCode, error: &serde_json::Error) -> Fault {
+    /// The fault that ended the parse: a name met twice, or else `code`, where `expected` should have been.
+    pub(crate) fn fault_or(&self, code: FaultCode, expected: &str, error: &serde_json::Error) -> Fault {
         match &*self.0.borrow() {
             Some(key) => {
                 let place = format!("line {} column {}", error.line(), error.column());
                 Fault::new(FaultCode::DuplicateKey, format!("expected each name once, found {key:?} again at {place}"))
             }
-            None => Fault::new(code, error.to_string()),
+            None => Fault::new(code, format!("expected {expected}, but {error}")),
         }
     }
 }

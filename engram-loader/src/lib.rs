@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod announced;
 mod atomic;
 mod catalog;
 mod checkpoint;

@@ -8,6 +8,7 @@ use engram_core::{Layout, ModelConfig, TableConfig};
 use engram_ple::{FormatKind, TableFormat};
 use safetensors::Dtype;
 
+use crate::announced::Announced;
 use crate::catalog::CatalogTable;
 use crate::constants::Stored;
 use crate::error::Error;
@@ -88,6 +89,7 @@ pub(crate) struct Judge<'a> {
     pub(crate) files: &'a [CheckpointFile],
     pub(crate) listing: &'a Listing,
     pub(crate) tensors: &'a Tensors<'a>,
+    pub(crate) announced: &'a Announced,
     /// Stored constants that differ are used, not refused.
     pub(crate) allow_stored: bool,
 }
@@ -220,6 +222,15 @@ impl<'a> Judge<'a> {
         let Some(pieces) = values.pieces else { return Ok(None) };
         let width = usize::try_from(expected.width).unwrap_or(usize::MAX);
         let format = TableFormat::new(kind, width, global)?;
+
+        let prefix = group.prefixes.first().copied().unwrap_or_default();
+        let module = match &self.config.table {
+            TableConfig::Engram(_) => prefix.trim_end_matches('.').to_owned(),
+            TableConfig::Ple(_) => format!("{prefix}ngram_embedding"),
+        };
+        if let (Some(expected), Some(first)) = (self.announced.other_than(kind, self.config, &module), values.first) {
+            faults.push(first.fault(FaultCode::FormatMismatch, format!("expected {expected}, found {kind}")));
+        }
 
         let mut files = TableFiles::default();
         let values = pieces.into_iter().map(|(rows, piece)| files.extent(rows, &piece)).collect();

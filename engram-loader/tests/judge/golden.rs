@@ -2,17 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use engram_loader::{FaultCode, Options, Report, Severity, validate};
+use engram_loader::{FaultCode, Report, Severity};
 use serde::Deserialize;
+
+use crate::sketch::judge_with;
 
 fn golden(rest: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/golden")).join(rest)
 }
 
 fn judge(folder: &Path, deep: bool) -> Report {
-    let mut options = Options::default();
-    options.deep = deep;
-    validate(folder, &options).expect("every file can be read")
+    judge_with(folder, |options| options.deep = deep)
 }
 
 #[test]
@@ -59,7 +59,6 @@ fn broken_checkpoints_have_their_fault_alone() {
             let others = report.faults.iter().filter(|fault| !codes.contains(&fault.code));
             assert_eq!(others.filter(|fault| fault.severity == Severity::Error).count(), 0, "{context}");
             assert_eq!(report.ok, broken.severity == "warning", "{context}");
-            println!("{}: {}", broken.dir, report.faults[0]);
             // One cause, one fault; swapped tables are two at once.
             assert_eq!(report.faults.len(), if broken.dir == "tables-swapped" { 2 } else { 1 }, "{context}");
         }

@@ -250,28 +250,34 @@ impl ModelConfig {
     }
 
     /// A `config.json` that [`ModelConfig::from_json`] reads back to an equal value, in the shape of the official
-    /// checkpoints: the fields lie in `text_config`, the quantization config at the top.
+    /// checkpoints: the fields lie in `text_config`, the quantization config at the top, unless it is no JSON.
     pub fn to_json(&self) -> String {
         let (model_type, text_type, architecture) = match self.family() {
             Family::Engram => ("deepseek_v41", "deepseek_v41", "DeepseekV41ForCausalLM"),
             Family::Ple => ("qwen4_exp", "qwen4_exp_text", "Qwen4ExpForConditionalGeneration"),
         };
-        let mut text = match &self.table {
+        let mut text_config = match &self.table {
             TableConfig::Engram(config) => config.to_json(),
             TableConfig::Ple(config) => config.to_json(),
         };
-        text.insert("model_type".to_owned(), text_type.into());
-        text.retain(|_, value| !value.is_null());
-        let mut top = serde_json::json!({
-            "architectures": [architecture],
-            "model_type": model_type,
-            "text_config": text,
-        });
-        if let Some(quantization) = &self.quantization {
-            top["quantization_config"] = serde_json::from_str(quantization).unwrap_or_default();
-        }
-        format!("{top:#}\n")
+        text_config.insert("model_type".to_owned(), text_type.into());
+        text_config.retain(|_, value| !value.is_null());
+        let quantization_config = self.quantization.clone().and_then(|text| RawValue::from_string(text).ok());
+        let top = Top { architectures: [architecture], model_type, quantization_config, text_config };
+        let mut text = serde_json::to_string_pretty(&top).unwrap_or_default();
+        text.push('\n');
+        text
     }
+}
+
+/// The outer level of a `config.json`.
+#[derive(serde::Serialize)]
+struct Top {
+    architectures: [&'static str; 1],
+    model_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization_config: Option<Box<RawValue>>,
+    text_config: serde_json::Map<String, serde_json::Value>,
 }
 
 impl EngramConfig {
@@ -437,6 +443,7 @@ fn check_columns(names: &Names, ngram_size: u32, heads: u32, vocab: u32) -> Resu
 
 /// `ids` as written, counted from `first`: not empty, not too many, none twice, all inside the model.
 fn check_layers(field: &str, ids: &[u32], first: u32, layers: Option<u32>) -> Result<(), ConfigError> {
+    within("num_hidden_layers", layers.unwrap_or(1), 1, TOKEN_MAX)?;
     if ids.is_empty() || ids.len() > MAX_LAYERS {
         let expected = format_args!("a list of 1 to {MAX_LAYERS} layers");
         return Err(ConfigError::field(field, format_args!("a list of {}", ids.len()), expected));

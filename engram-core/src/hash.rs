@@ -367,8 +367,15 @@ impl Hasher {
         for (mixes, ids) in tokens {
             let columns = self.columns.chunks_exact(self.heads);
             for ((&mix, ids), columns) in mixes.iter().zip(ids.chunks_exact_mut(self.heads)).zip(columns) {
-                for (id, column) in ids.iter_mut().zip(columns) {
-                    *id = (column.reciprocal.remainder(mix) + column.offset).cast_signed();
+                if mix >= 0 {
+                    let mix = mix.cast_unsigned();
+                    for (id, column) in ids.iter_mut().zip(columns) {
+                        *id = (column.reciprocal.remainder_of_magnitude(mix) + column.offset).cast_signed();
+                    }
+                } else {
+                    for (id, column) in ids.iter_mut().zip(columns) {
+                        *id = (column.reciprocal.remainder(mix) + column.offset).cast_signed();
+                    }
                 }
             }
         }
@@ -385,28 +392,63 @@ fn position(start: i32) -> usize {
     usize::try_from(start).unwrap_or(0)
 }
 
-/// Walks over tokens of all requests with the last `N` tokens as they count for hashing.
+/// The current token and those before it as they count for hashing, newest first.
+#[derive(Clone, Copy)]
+struct Window<const N: usize> {
+    tokens: [i64; N],
+    fill: i64,
+    cut: i32,
+}
+
+impl<const N: usize> Window<N> {
+    const fn clear(&mut self) {
+        self.tokens = [self.fill; N];
+    }
+
+    #[inline(always)]
+    fn push(&mut self, token: i32) {
+        for distance in (1..N).rev() {
+            self.tokens[distance] = self.tokens[distance - 1];
+        }
+        self.tokens[0] = if token < 0 { self.fill } else { token.into() };
+        if token == DEAD {
+            self.clear();
+        }
+    }
+
+    /// What a token does to those after it, once its own rows are settled.
+    #[inline(always)]
+    fn settle(&mut self, token: i32) {
+        if token == self.cut {
+            self.clear();
+        }
+    }
+}
+
+/// Walks over the tokens of all requests.
 struct Walk<'a, const N: usize> {
     hasher: &'a Hasher,
     batch: &'a Batch<'a>,
     /// The request that the next token belongs to, or one before it.
     request: usize,
-    /// The current token and those before it, newest first.
-    window: [i64; N],
+    window: Window<N>,
 }
 
 impl<'a, const N: usize> Walk<'a, N> {
-    /// Ready to go on with the token at `start`.
+    /// Ready to go on with the token at `start`, which may lie inside a request.
     fn new(hasher: &'a Hasher, batch: &'a Batch<'a>, start: usize) -> Self {
-        let mut walk = Self { hasher, batch, request: 0, window: [hasher.fill.into(); N] };
+        let fill = hasher.fill.into();
+        let window = Window { tokens: [fill; N], fill, cut: hasher.cut };
         let ends = &batch.starts[1..];
-        walk.request = ends.partition_point(|&end| position(end) <= start);
-        if let Some(&first) = batch.starts.get(walk.request).filter(|_| walk.request < ends.len()) {
-            walk.enter(walk.request);
-            let replay = position(first).max(start.saturating_sub(N - 1))..start;
-            for &token in &batch.tokens[replay] {
-                walk.push(token);
-                walk.after(token);
+        let request = ends.partition_point(|&end| position(end) <= start);
+        let mut walk = Self { hasher, batch, request, window };
+        if request < ends.len() {
+            walk.enter(request);
+            // Only the last tokens are left in the window, whatever came before them.
+            let first = position(batch.starts[request]).max(start.saturating_sub(N - 1));
+            for &token in &batch.tokens[first..start] {
+                walk.window.push(token);
+                walk.window.settle(token);
             }
         }
         walk
@@ -415,56 +457,42 @@ impl<'a, const N: usize> Walk<'a, N> {
     /// Starts a request from its history.
     fn enter(&mut self, request: usize) {
         self.request = request;
-        self.window = [self.hasher.fill.into(); N];
+        self.window.clear();
         let history = &self.batch.history[request * (N - 1)..][..N - 1];
         for place in 0..N - 1 {
             let token = match self.hasher.family {
                 Family::Engram => history[N - 2 - place],
                 Family::Ple => history[place],
             };
-            self.push(token);
-            self.after(token);
-        }
-    }
-
-    #[inline(always)]
-    fn push(&mut self, token: i32) {
-        self.window.copy_within(..N - 1, 1);
-        self.window[0] = if token < 0 { self.hasher.fill } else { token }.into();
-        if token == DEAD {
-            self.window = [self.hasher.fill.into(); N];
-        }
-    }
-
-    #[inline(always)]
-    fn after(&mut self, token: i32) {
-        if token == self.hasher.cut {
-            self.window = [self.hasher.fill.into(); N];
+            self.window.push(token);
+            self.window.settle(token);
         }
     }
 
     /// Mixes of the tokens of `range`, `[token][layer][order]`.
     fn mix(&mut self, range: Range<usize>, mixes: &mut [i64]) {
-        let per_token = self.hasher.mixes_per_token();
-        let mut mixes = mixes.chunks_exact_mut(per_token);
+        let (multipliers, _) = self.hasher.multipliers.as_chunks::<N>();
+        let mut mixes = mixes.chunks_exact_mut(self.hasher.mixes_per_token());
         let mut start = range.start;
         while start < range.end {
             while position(self.batch.starts[self.request + 1]) <= start {
                 self.enter(self.request + 1);
             }
             let end = position(self.batch.starts[self.request + 1]).min(range.end);
+            // A copy, which can live in registers.
+            let mut window = self.window;
             for (&token, mixes) in self.batch.tokens[start..end].iter().zip(&mut mixes) {
-                self.push(token);
-                let layers = self.hasher.multipliers.chunks_exact(N).zip(mixes.chunks_exact_mut(N - 1));
-                for (multipliers, mixes) in layers {
-                    let mut mix = self.window[0].wrapping_mul(multipliers[0]);
+                window.push(token);
+                for (multipliers, mixes) in multipliers.iter().zip(mixes.chunks_exact_mut(N - 1)) {
+                    let mut mix = window.tokens[0].wrapping_mul(multipliers[0]);
                     for distance in 1..N {
-                        mix ^= self.window[distance].wrapping_mul(multipliers[distance]);
+                        mix ^= window.tokens[distance].wrapping_mul(multipliers[distance]);
                         mixes[distance - 1] = mix;
                     }
                 }
-                self.after(token);
+                window.settle(token);
             }
+            self.window = window;
             start = end;
         }
     }

@@ -56,13 +56,18 @@ impl Reciprocal {
     #[inline]
     pub const fn remainder(self, x: i64) -> u32 {
         let sign = x >> 63;
-        let magnitude = (x ^ sign).cast_unsigned();
-        let high = (((magnitude << 1) as u128 * self.multiplier as u128) >> 64) as u64;
-        let quotient = low_half(high >> self.shift);
-        // The remainder fits 31 bits, so arithmetic modulo 2^32 gives it.
-        let remainder = low_half(magnitude).wrapping_sub(quotient.wrapping_mul(self.divisor));
+        let remainder = self.remainder_of_magnitude((x ^ sign).cast_unsigned());
         let sign = low_half(sign.cast_unsigned());
         (remainder ^ sign).wrapping_add(self.divisor & sign)
+    }
+
+    /// The remainder for `0 <= x < 2^63`.
+    #[inline]
+    pub(crate) const fn remainder_of_magnitude(self, x: u64) -> u32 {
+        let high = (((x << 1) as u128 * self.multiplier as u128) >> 64) as u64;
+        let quotient = low_half(high >> self.shift);
+        // The remainder fits 31 bits, so arithmetic modulo 2^32 gives it.
+        low_half(x).wrapping_sub(quotient.wrapping_mul(self.divisor))
     }
 }
 

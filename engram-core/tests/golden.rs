@@ -1,6 +1,6 @@
 //! Every algorithm against the golden data and published constants.
 
-#![expect(clippy::unreadable_literal, reason = "ids as they are published")]
+#![expect(clippy::unwrap_used, clippy::unreadable_literal, reason = "a test; ids as they are published")]
 
 use engram_core::{
     Batch, ConfigError, EngramConfig, Family, Hasher, LayerLayout, Layout, ModelConfig, Path, PleConfig, Preset,

@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How long a rank waits for a key before it looks whether the group has failed.
 const GLANCE: Duration = Duration::from_millis(200);
 
+/// What a store may take to answer even when a deadline is near: else a rank would blame the store, not who is missing.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// A store of keys and values that all ranks reach: what launchers offer between nodes.
 ///
 /// Values appear whole, and once a key has been set every later read sees that value or a newer one. Nothing is ever
@@ -50,7 +53,7 @@ pub trait Store: Debug + Send + Sync {
             if left.is_zero() {
                 return Ok(None);
             }
-            if let Some(value) = self.get(key, left)? {
+            if let Some(value) = self.get(key, timeout.max(ANSWER))? {
                 return Ok(Some(value));
             }
             std::thread::sleep(PAUSE.min(left));
@@ -189,7 +192,7 @@ impl Link {
     /// Leaves `fault` for the others to find.
     pub(crate) fn fail(&self, fault: Error) -> Error {
         let words = serde_json::to_vec(&fault).expect("plain data has a JSON form");
-        let _ = self.store.set(&format!("{}/fault", self.prefix), &words, GLANCE);
+        let _ = self.store.set(&format!("{}/fault", self.prefix), &words, ANSWER);
         fault
     }
 
@@ -205,17 +208,20 @@ impl Link {
         let mut parts = Vec::with_capacity(self.world);
         while parts.len() < self.world {
             let other = parts.len();
-            let Some(left) = deadline.left() else {
+            if deadline.left().is_none() {
                 let mut ranks = Vec::new();
                 for rank in other..self.world {
-                    if self.get(step, &key(rank), deadline.at_most(GLANCE))?.is_none() {
+                    if self.get(step, &key(rank), deadline)?.is_none() {
                         ranks.push(rank);
                     }
                 }
-                return Err(Error::Missing { step, waited: deadline.limit(), ranks });
-            };
+                // Else they have come at the last moment.
+                if !ranks.is_empty() {
+                    return Err(Error::Missing { step, waited: deadline.limit(), ranks });
+                }
+            }
             let name = self.name(&key(other));
-            match self.store.wait(&name, left.min(GLANCE)).map_err(|error| self.broken(step, name, &error))? {
+            match self.store.wait(&name, GLANCE).map_err(|error| self.broken(step, name, &error))? {
                 Some(value) => match Head::parse(&value) {
                     Some((theirs, body)) if theirs == head => parts.push(body.to_vec()),
                     Some((theirs, _)) => return Err(head.unlike(self.rank, &theirs, other)),
@@ -234,13 +240,13 @@ impl Link {
 
     fn set(&self, step: Step, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
         let key = self.name(key);
-        let left = deadline.left().unwrap_or(GLANCE);
+        let left = deadline.left().unwrap_or_default().max(ANSWER);
         self.store.set(&key, value, left).map_err(|error| self.broken(step, key, &error))
     }
 
     fn get(&self, step: Step, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>> {
         let key = self.name(key);
-        let left = deadline.left().unwrap_or(GLANCE);
+        let left = deadline.left().unwrap_or_default().max(ANSWER);
         self.store.get(&key, left).map_err(|error| self.broken(step, key, &error))
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use engram_symm::{Group, HostMemory, Launch, Memory, Rendezvous};
+use engram_symm::{Error, Group, HostMemory, Launch, Memory, OsError, Rendezvous, Step};
 
 /// Runs `rank` as each rank of a group of threads and returns what each did, by rank.
 fn on_threads<T: Send>(groups: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
@@ -68,4 +68,91 @@ fn threads_meet_at_a_socket() {
             }
         });
     }
+}
+
+#[test]
+fn the_lowest_rank_that_fails_decides_for_all() {
+    let error = |rank| Error::Os { rank, step: Step::Gather, source: OsError(5) };
+    let outcomes = on_threads(Group::threads(4).unwrap(), |mut group| {
+        let rank = group.rank();
+        let own = if rank == 0 || rank == 3 { Ok(rank) } else { Err(error(rank)) };
+        let first = group.agree(Step::Gather, own);
+        (first, group.agree(Step::Gather, Ok(rank)))
+    });
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        assert_eq!(outcome, (Err(error(1)), Ok(rank)));
+    }
+}
+
+#[test]
+fn a_contribution_too_long_is_told_to_all() {
+    let errors = on_threads(Group::threads(3).unwrap(), |mut group| {
+        let len = if group.rank() == 1 { (1 << 20) + 1 } else { 1 << 20 };
+        group.all_gather(&vec![0; len]).unwrap_err()
+    });
+    let expected = "the contribution of rank 1 to a collective step is 1048577 bytes, expected at most 1048576";
+    assert!(errors.iter().all(|error| error.to_string() == expected), "{errors:?}");
+}
+
+#[test]
+fn launchers_say_what_is_wrong_with_their_variables() {
+    let usual = |name: &str| match name {
+        "RANK" => Some("1"),
+        "WORLD_SIZE" => Some("4"),
+        "LOCAL_RANK" => Some("0"),
+        "MASTER_ADDR" => Some("10.0.0.1"),
+        "MASTER_PORT" => Some("29500"),
+        _ => None,
+    };
+    let launch = |changed: &str, value: Option<&str>| {
+        Launch::from_variables(|name| if name == changed { value } else { usual(name) }.map(str::to_owned))
+    };
+    let right = launch("", None).unwrap();
+    assert_eq!((right.rank, right.world, right.local_rank), (1, 4, 0));
+    for (variable, value) in [("TORCHELASTIC_RUN_ID", "a"), ("TORCHELASTIC_RESTART_COUNT", "1"), ("MASTER_PORT", "1")] {
+        assert_ne!(launch(variable, Some(value)).unwrap().run, right.run, "another {variable} is another run");
+    }
+    let wrong = [
+        ("RANK", Some("4"), "RANK is 4, expected a number below WORLD_SIZE = 4"),
+        ("RANK", None, "RANK is not set, expected a number below WORLD_SIZE = 4"),
+        ("RANK", Some("-1"), "RANK is -1, expected a number below WORLD_SIZE = 4"),
+        ("WORLD_SIZE", Some("0"), "WORLD_SIZE is 0, expected a number of processes, at least 1"),
+        ("WORLD_SIZE", Some("four"), "WORLD_SIZE is four, expected a number of processes, at least 1"),
+        ("LOCAL_RANK", Some(""), "LOCAL_RANK is , expected a number below WORLD_SIZE = 4"),
+        ("MASTER_PORT", Some("65536"), "MASTER_PORT is 65536, expected a port number, 0 to 65535"),
+        ("MASTER_ADDR", None, "MASTER_ADDR is not set, expected the address of the job's first node"),
+    ];
+    for (variable, value, message) in wrong {
+        assert_eq!(launch(variable, value).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn impossible_groups_are_refused_before_any_wait() {
+    let launch = |rank, world| Launch { rank, world, local_rank: 0, run: "impossible".to_owned() };
+    let invalid = |rendezvous: Rendezvous| match rendezvous.join().unwrap_err() {
+        Error::Invalid { what, .. } => what,
+        error => panic!("{error}"),
+    };
+    assert_eq!(invalid(Rendezvous::new(launch(0, 0), "a")), "the rank");
+    assert_eq!(invalid(Rendezvous::new(launch(3, 3), "a")), "the rank");
+    assert_eq!(invalid(Rendezvous::new(launch(3, usize::MAX), "a")), "the rank");
+    assert_eq!(invalid(Rendezvous::new(launch(0, 5000), "a")), "the number of ranks within a node");
+    assert_eq!(invalid(Rendezvous::new(launch(0, 3), "a").members(&[])), "the group's members");
+    assert_eq!(invalid(Rendezvous::new(launch(0, 3), "a").members(&[1, 2])), "the group's members");
+    assert_eq!(invalid(Rendezvous::new(launch(0, 3), "a").members(&[0, 3])), "a member");
+    assert_eq!(invalid(Rendezvous::new(launch(0, 3), "a").members(&[0, 1, 0])), "a member");
+    assert_eq!(invalid(Rendezvous::new(launch(0, 3), "a".repeat(10_000))), "what names the group");
+    let long = format!("/tmp/{}", "long/".repeat(30));
+    assert_eq!(invalid(Rendezvous::new(launch(0, 3), "a").directory(long)), "the path of the group's socket");
+    assert!(Group::threads(0).is_err());
+}
+
+#[test]
+fn groups_and_memory_go_where_threads_go() {
+    fn sent<T: Send>() {}
+    fn shared<T: Send + Sync>() {}
+    sent::<Group>();
+    shared::<HostMemory>();
+    shared::<Error>();
 }

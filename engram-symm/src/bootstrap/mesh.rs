@@ -287,3 +287,44 @@ pub(crate) fn os(rank: usize, step: Step, errno: Errno) -> Error {
 pub(crate) fn unreadable(rank: usize, step: Step, found: &str) -> Error {
     Error::Unreadable { rank, step, found: found.to_owned() }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn heads_survive(call: u32, last: bool, step in "[a-z ']{0,60}", body: Vec<u8>) {
+            let head = Head { call, step, last };
+            let mut bytes = head.to_bytes();
+            bytes.extend_from_slice(&body);
+            prop_assert_eq!(Head::parse(&bytes), Some((head, body.as_slice())));
+            prop_assert!(Message::parse(&bytes).is_none());
+        }
+
+        #[test]
+        fn anything_can_be_read(bytes: Vec<u8>, tag in prop::sample::select(vec![Head::TAG, Message::TAG])) {
+            let bytes = [&[tag], bytes.as_slice()].concat();
+            if let Some((head, body)) = Head::parse(&bytes) {
+                prop_assert_eq!(bytes.len(), 7 + head.step.len() + body.len());
+            }
+            let message = Message::parse(&bytes).map(|message| format!("{message:?}"));
+            prop_assert!(message.is_none_or(|text| !text.is_empty()));
+        }
+    }
+
+    #[test]
+    fn no_peer_floods_this_rank() {
+        // More than a contribution may hold, in messages that are each all right.
+        let expected = Head { call: 0, step: Step::Gather.to_string(), last: true };
+        let mut message = Head { call: 0, step: Step::Gather.to_string(), last: false }.to_bytes();
+        message.resize(MESSAGE, 0);
+        let mut progress = Progress::default();
+        let flood = (0..=CONTRIBUTION / (MESSAGE / 2))
+            .try_for_each(|_| progress.take(&message, None, &expected, [0, 1], Step::Gather));
+        assert!(matches!(flood, Err(Error::Unreadable { rank: 1, .. })));
+        assert!(progress.part.bytes.len() <= CONTRIBUTION);
+    }
+}

@@ -114,6 +114,9 @@ impl Guest<'_> {
                 Ok(Received::Message { len, descriptor }) => (Message::parse(&buffer[..len]), descriptor),
                 Ok(Received::Nothing) => {
                     let Some(left) = deadline.left() else {
+                        // If all have come it is the host that is late.
+                        let all = self.present.len() == world;
+                        self.present.retain(|&rank| !all || Some(rank) != self.host_rank);
                         return Err(self.or_fault(self.meeting.missing(&self.present)));
                     };
                     wait_readable(&[&self.host], left).map_err(|errno| os(rank, Step::Meet, errno))?;

@@ -36,6 +36,8 @@ impl Announced {
                 (kind != usual && config.engram_dtype.is_none())
                     .then(|| format!("{usual}, since engram_dtype is absent"))
             }
+            // No engine's config selects block scales for this family, so `ple_embedding_dtype` may name the format itself.
+            TableConfig::Ple(config) if config.embedding_dtype.as_deref() == Some(kind.name()) => None,
             TableConfig::Ple(config) => {
                 let quant = match &self.0 {
                     Ok(quant) => quant.as_ref(),

@@ -93,6 +93,12 @@ impl Direct {
         Self { table, files, pool, windows, order: Mutex::default() }
     }
 
+    /// Reads that a gather keeps in flight.
+    #[must_use]
+    pub fn readers(&self) -> usize {
+        self.pool.threads()
+    }
+
     /// How the files that were opened so far are read.
     #[must_use]
     pub fn access(&self) -> FileAccess {

@@ -99,6 +99,8 @@ impl Pool {
 
     /// Calls `run(thread, part)` once for each part in `0..parts`, with `thread` below [`Pool::threads`] and never the same twice at a time.
     ///
+    /// A job that runs another one on the same pool waits for itself.
+    ///
     /// # Panics
     /// With the first panic of `run`, after all threads have left the job.
     pub fn run(&self, parts: usize, run: &(dyn Fn(usize, usize) + Sync)) {

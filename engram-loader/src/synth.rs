@@ -65,7 +65,7 @@ impl Synth {
             TableConfig::Engram(_) => FormatKind::E4m3E8m0x32,
             TableConfig::Ple(_) => FormatKind::Bf16,
         });
-        config.quantization = quantization(&config, kind);
+        announce(&mut config, kind);
         let files = match preset {
             Preset::DeepseekV41Flash => 48,
             Preset::Qwen38FlashNext => 131,
@@ -274,23 +274,29 @@ impl Synth {
     }
 }
 
-/// The quantization config under which inference engines expect tables of this kind.
-fn quantization(config: &ModelConfig, kind: FormatKind) -> Option<String> {
+/// Makes the config say what the tables are, as inference engines understand it where they know such tables.
+fn announce(config: &mut ModelConfig, kind: FormatKind) {
     let fp8 = |block: u32| json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block, block]});
-    match (&config.table, kind) {
+    let quantization = match (&mut config.table, kind) {
         (TableConfig::Engram(_), FormatKind::E4m3E8m0x32) => {
             let mut quantization = fp8(32);
             quantization["scale_fmt"] = "ue8m0".into();
-            Some(quantization.to_string())
+            Some(quantization)
         }
-        (TableConfig::Engram(_), kind) => {
+        (TableConfig::Engram(engram), kind) => {
+            engram.engram_dtype = Some(kind.name().to_owned());
             let mut quantization = fp8(32);
             quantization["engram_dtype"] = kind.name().into();
-            Some(quantization.to_string())
+            Some(quantization)
         }
-        (TableConfig::Ple(_), FormatKind::E4m3Global) => Some(fp8(128).to_string()),
+        (TableConfig::Ple(_), FormatKind::E4m3Global) => Some(fp8(128)),
+        (TableConfig::Ple(ple), FormatKind::E4m3E8m0x32) => {
+            ple.embedding_dtype = Some(kind.name().to_owned());
+            None
+        }
         (TableConfig::Ple(_), _) => None,
-    }
+    };
+    config.quantization = quantization.map(|quantization| quantization.to_string());
 }
 
 fn count(rows: u64) -> usize {

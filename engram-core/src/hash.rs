@@ -88,7 +88,8 @@ pub enum BatchError {
 pub enum Path {
     /// Plain Rust, on every CPU.
     Portable,
-    /// AVX-512 F and DQ, sixteen columns at once.
+    /// AVX-512 F and DQ, sixteen columns at once. Layouts with tables of fewer than 2^14 rows take the portable
+    /// arithmetic here, too.
     Avx512,
 }
 
@@ -139,7 +140,9 @@ struct Column {
 
 /// Mixes kept between the two halves of the work; at least one token of the largest layout.
 const BLOCK: usize = 2048;
-/// Room behind them that a vector may read.
+/// Ids written between them, unless one token has more: the first-level cache keeps them until their lines are full.
+const BLOCK_IDS: usize = 4096;
+/// Room behind the mixes that a vector may read.
 #[cfg(target_arch = "x86_64")]
 const BLOCK_PADDING: usize = avx512::PADDING;
 #[cfg(not(target_arch = "x86_64"))]
@@ -234,7 +237,7 @@ impl Hasher {
     /// If the batch is not as [`Batch`] asks, or `ids` has another length.
     pub fn ids(&self, batch: &Batch<'_>, ids: &mut [i32]) -> Result<(), BatchError> {
         self.check(batch, ids, None)?;
-        self.run(batch, 0..batch.tokens.len(), ids, None)
+        self.run(batch, 0, ids, None)
     }
 
     /// As [`Hasher::ids`], and the 64-bit mixes, `[tokens][layers][ngram_size - 1]`, from which the ids follow.
@@ -246,22 +249,36 @@ impl Hasher {
     /// As [`Hasher::ids`].
     pub fn ids_and_mixes(&self, batch: &Batch<'_>, ids: &mut [i32], mixes: &mut [i64]) -> Result<(), BatchError> {
         self.check(batch, ids, Some(mixes))?;
-        self.run(batch, 0..batch.tokens.len(), ids, Some(mixes))
+        self.run(batch, 0, ids, Some(mixes))
     }
 
     /// As [`Hasher::ids`], over all threads of `pool`.
     ///
     /// # Errors
-    /// As [`Hasher::ids`].
+    /// As [`Hasher::ids`]; of several bad tokens, any one is named.
     pub fn ids_on(&self, pool: &rayon::ThreadPool, batch: &Batch<'_>, ids: &mut [i32]) -> Result<(), BatchError> {
         self.check(batch, ids, None)?;
-        let piece = batch.tokens.len().div_ceil(pool.current_num_threads() * 4).max(1024);
-        pool.install(|| {
-            ids.par_chunks_mut(piece * self.ids_per_token()).enumerate().try_for_each(|(place, ids)| {
-                let start = place * piece;
-                self.run(batch, start..start + ids.len() / self.ids_per_token(), ids, None)
-            })
-        })
+        let piece = piece(pool, batch);
+        let ids = ids.par_chunks_mut(piece * self.ids_per_token()).enumerate();
+        pool.install(|| ids.try_for_each(|(place, ids)| self.run(batch, place * piece, ids, None)))
+    }
+
+    /// As [`Hasher::ids_and_mixes`], over all threads of `pool`.
+    ///
+    /// # Errors
+    /// As [`Hasher::ids_on`].
+    pub fn ids_and_mixes_on(
+        &self,
+        pool: &rayon::ThreadPool,
+        batch: &Batch<'_>,
+        ids: &mut [i32],
+        mixes: &mut [i64],
+    ) -> Result<(), BatchError> {
+        self.check(batch, ids, Some(mixes))?;
+        let piece = piece(pool, batch);
+        let mixes = mixes.par_chunks_mut(piece * self.mixes_per_token());
+        let both = ids.par_chunks_mut(piece * self.ids_per_token()).zip(mixes).enumerate();
+        pool.install(|| both.try_for_each(|(place, (ids, mixes))| self.run(batch, place * piece, ids, Some(mixes))))
     }
 
     /// The shape of a batch and its history; tokens are checked where they are read.
@@ -304,32 +321,33 @@ impl Hasher {
         Ok(())
     }
 
+    /// Hashes as many tokens from `first` on as `ids` and `mixes` have room for.
     fn run(
         &self,
         batch: &Batch<'_>,
-        range: Range<usize>,
+        first: usize,
         ids: &mut [i32],
         mixes: Option<&mut [i64]>,
     ) -> Result<(), BatchError> {
         match self.ngram_size {
-            2 => self.run_order::<2>(batch, range, ids, mixes),
-            3 => self.run_order::<3>(batch, range, ids, mixes),
-            4 => self.run_order::<4>(batch, range, ids, mixes),
-            5 => self.run_order::<5>(batch, range, ids, mixes),
-            6 => self.run_order::<6>(batch, range, ids, mixes),
-            7 => self.run_order::<7>(batch, range, ids, mixes),
-            _ => self.run_order::<8>(batch, range, ids, mixes),
+            2 => self.run_order::<2>(batch, first, ids, mixes),
+            3 => self.run_order::<3>(batch, first, ids, mixes),
+            4 => self.run_order::<4>(batch, first, ids, mixes),
+            5 => self.run_order::<5>(batch, first, ids, mixes),
+            6 => self.run_order::<6>(batch, first, ids, mixes),
+            7 => self.run_order::<7>(batch, first, ids, mixes),
+            _ => self.run_order::<8>(batch, first, ids, mixes),
         }
     }
 
-    /// Hashes the tokens of `range`, whose outputs are `ids` and `mixes`.
     fn run_order<const N: usize>(
         &self,
         batch: &Batch<'_>,
-        range: Range<usize>,
+        first: usize,
         ids: &mut [i32],
         mut mixes: Option<&mut [i64]>,
     ) -> Result<(), BatchError> {
+        let range = first..first + ids.len() / self.ids_per_token();
         let hashed = batch.starts.last().map_or(0, |&end| position(end)).clamp(range.start, range.end);
         let low = match self.family {
             Family::Engram => DEAD,
@@ -337,11 +355,12 @@ impl Hasher {
         };
         self.check_tokens("token", &batch.tokens[range.start..hashed], range.start, low)?;
         let (per_token, ids_per_token) = (self.mixes_per_token(), self.ids_per_token());
+        let block_tokens = (BLOCK / per_token).min(BLOCK_IDS / ids_per_token).max(1);
         let mut walk = Walk::<N>::new(self, batch, range.start);
         let mut block = [0_i64; BLOCK + BLOCK_PADDING];
         let mut start = range.start;
         while start < hashed {
-            let count = (BLOCK / per_token).min(hashed - start);
+            let count = block_tokens.min(hashed - start);
             let done = start - range.start;
             walk.mix(start..start + count, &mut block[..count * per_token]);
             self.reduce(&block, &mut ids[done * ids_per_token..][..count * ids_per_token]);
@@ -380,6 +399,11 @@ impl Hasher {
             }
         }
     }
+}
+
+/// Tokens that one thread takes at once.
+fn piece(pool: &rayon::ThreadPool, batch: &Batch<'_>) -> usize {
+    batch.tokens.len().div_ceil(pool.current_num_threads() * 4).max(1024)
 }
 
 /// A dead token, or the start of the sequence.

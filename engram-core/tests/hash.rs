@@ -306,17 +306,23 @@ fn long_batches_equal_the_reference_on_any_number_of_threads() {
         arrays.tokens.extend([7; 3_000]);
         let hasher = Hasher::new(&layout, fill).unwrap();
         let mut expected = vec![0; arrays.tokens.len() * hasher.ids_per_token()];
-        hasher.ids(&arrays.batch(), &mut expected).unwrap();
+        let mut expected_mixes = vec![0; arrays.tokens.len() * hasher.mixes_per_token()];
+        hasher.ids_and_mixes(&arrays.batch(), &mut expected, &mut expected_mixes).unwrap();
         for threads in [1, 2, 3, 7] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut ids = vec![0; expected.len()];
             hasher.ids_on(&pool, &arrays.batch(), &mut ids).unwrap();
             assert_eq!(ids, expected, "{threads} threads");
+            let mut mixes = vec![0; arrays.tokens.len() * hasher.mixes_per_token()];
+            ids.fill(0);
+            hasher.ids_and_mixes_on(&pool, &arrays.batch(), &mut ids, &mut mixes).unwrap();
+            assert_eq!(ids, expected, "{threads} threads");
+            assert_eq!(mixes, expected_mixes, "{threads} threads");
             arrays.tokens[9_000] = -7;
             let error = hasher.ids_on(&pool, &arrays.batch(), &mut ids).unwrap_err();
             assert!(matches!(error, BatchError::Token { what: "token", place: 9_000, found: -7, .. }), "{error}");
             arrays.tokens[9_000] = expected[0] % 1_000;
-            hasher.ids(&arrays.batch(), &mut expected).unwrap();
+            hasher.ids_and_mixes(&arrays.batch(), &mut expected, &mut expected_mixes).unwrap();
         }
     }
 }

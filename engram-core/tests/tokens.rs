@@ -1,6 +1,6 @@
 //! The compressed vocabulary against golden tokenizers, and tokens that are none.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![cfg_attr(feature = "tokenizers", expect(clippy::unwrap_used, reason = "a test"))]
 
 use engram_core::{TokenError, TokenMap, TokenMapError, convert_tokens};
 

@@ -39,20 +39,17 @@ impl HostMemory {
         if !group.one_node() {
             return Err(Error::AcrossNodes { step: Step::Allocate });
         }
-        group.agree_on_value(Step::Size, "the bytes of a segment", &bytes.to_string())?;
+        group.agree_on_value(Step::Register, "the bytes of a segment", &bytes.to_string())?;
         let probe = group.probe().clone();
         let attempt = Attempt { rank: group.rank(), world: group.world(), bytes, probe: &probe };
 
-        let segment = group.agree(Step::Allocate, attempt.own_segment())?;
-        let (own, view) = segment;
-        let mut shared = group.share(own.as_fd())?;
-        // The descriptors of the peers are needed only until their segments are mapped.
+        let (own, view) = group.agree(Step::Allocate, attempt.own_segment())?;
         let mut own_view = Some(view);
-        let views =
-            shared.drain(..).enumerate().map(|(rank, descriptor)| match own_view.take_if(|_| rank == attempt.rank) {
-                Some(view) => Ok(view),
-                None => attempt.peer_segment(descriptor.as_fd()),
-            });
+        // The descriptors of the peers are needed only until their segments are mapped.
+        let views = group.share(own.as_fd())?.into_iter().enumerate().map(|(rank, peer)| {
+            let own_view = own_view.take_if(|_| rank == attempt.rank);
+            own_view.map_or_else(|| attempt.peer_segment(peer.as_fd()), Ok)
+        });
         let views = group.agree(Step::Publish, views.collect())?;
         Ok(Self { rank: attempt.rank, own, views })
     }

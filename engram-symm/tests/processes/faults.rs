@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 const ALLOCATION: [Step; 7] =
     [Step::Room, Step::Create, Step::Size, Step::Seal, Step::Reserve, Step::Map, Step::MapPeers];
-const TOGETHER: [Step; 6] = [Step::Confirm, Step::Size, Step::Allocate, Step::Share, Step::Publish, Step::Close];
+const TOGETHER: [Step; 4] = [Step::Allocate, Step::Share, Step::Publish, Step::Close];
 
 /// Everything that a group does in its life. The rank `last` comes a little later than the others.
 fn life(rank: usize, last: usize, limit: Duration) -> Script {
@@ -88,10 +88,8 @@ fn a_failed_allocation_leaves_nothing() {
     for world in [1, 2, 3] {
         for step in ALLOCATION.into_iter().filter(|&step| world > 1 || step != Step::MapPeers) {
             for victim in 0..world {
-                // Comparing the sizes is the first step of that name, for the group as a whole.
-                let nth = usize::from(step == Step::Size);
                 let reports = Job::new().run(world, |rank| {
-                    let event = (rank == victim).then_some((step, nth, Event::Fail(code)));
+                    let event = (rank == victim).then_some((step, 0, Event::Fail(code)));
                     let actions =
                         [join(LIMIT), Action::vainly(Action::Allocate(4096)), Action::Allocate(4096), Action::CloseAll];
                     Script { event, ..script(actions) }

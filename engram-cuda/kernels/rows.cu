@@ -38,6 +38,16 @@ __device__ void copy(const Rows& a) {
     each_tile(a, a.slot, [&](const Place& p, u32 rows) { move<Unit>(p.values, p.scales, p.out, value_units, walk, rows); });
 }
 
+template <typename Unit>
+__device__ void copy_few(const Rows& a) {
+    const u32 value_units = a.value_bytes / u32(sizeof(Unit));
+    one_unit(a, [&](const Place& p, u32 unit) {
+        const Unit* source = reinterpret_cast<const Unit*>(p.values) + unit;
+        if (unit >= value_units) source = reinterpret_cast<const Unit*>(p.scales) + (unit - value_units);
+        reinterpret_cast<Unit*>(p.out)[unit] = load(source, p.values != nullptr);
+    });
+}
+
 // MX: values as they are, scales at (m, k) -> ((m / 128) * K4 + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4 for token m
 // and group k, K4 = ceil(groups / 4), with zeros up to the next multiples of 128 tokens and 4 groups.
 template <typename Unit, bool WORDS>
@@ -67,5 +77,7 @@ KERNEL(rows_copy_16, copy<uint4>)
 KERNEL(rows_copy_8, copy<uint2>)
 KERNEL(rows_copy_4, copy<u32>)
 KERNEL(rows_copy_1, copy<u8>)
+KERNEL(few_copy_16, copy_few<uint4>)
+KERNEL(few_copy_8, copy_few<uint2>)
 KERNEL(rows_mx_8, (mx<uint2, true>))
 KERNEL(rows_mx_1, (mx<u8, false>))

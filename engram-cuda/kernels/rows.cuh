@@ -45,28 +45,27 @@ struct Rows {
     u64 out_token;
     u64 out_layer;
     u64 out_column;
-    u8* out_scales;            // rows_mx: byte of layer: layer * out_scales_layer
-    u64 out_scales_layer;
     u32 tokens;                // rows of tokens..slot are zero rows
     u32 slot;
     u32 first;                 // first column of the view
     u32 layers;
     u32 columns;
     u32 share;                 // so many columns have one id i in common and take rows i * share + 0, 1, ..
-    u32 wide;                  // ids are i64, else i32
+    u16 wide;                  // ids are i64, else i32
+    u16 f16;                   // rows_float: f16, else bf16
     u32 value_bytes;           // a row
     u32 scale_bytes;
+    u32 units;                 // units a row has
     u32 tile;                  // rows a warp takes at a time, 1..=32
     float global_scale;
-    u32 f16;                   // rows_float: f16, else bf16
-    u32 units;                 // units a row has
-    u32 reserved;
+    u8* out_scales;            // rows_mx: byte of layer: layer * out_scales_layer
+    u64 out_scales_layer;
     Divisor by_across;         // layers * columns
     Divisor by_columns;
     Divisor by_share;
     Divisor by_units;
 };
-static_assert(sizeof(Divisor) == 8 && sizeof(Table) == 40 && sizeof(Rows) == 160, "kernels.rs mirrors these structs");
+static_assert(sizeof(Divisor) == 8 && sizeof(Table) == 40 && sizeof(Rows) == 152, "kernels.rs mirrors these structs");
 
 // Where one row is and goes; `values` is null for a zero row, `out` for a lane without a row.
 struct Place {
@@ -74,28 +73,34 @@ struct Place {
     const u8* scales = nullptr;
     u8* out = nullptr;
     u32 token = 0, layer = 0, column = 0;
+
+    Place() = default;
+    __device__ Place(const Rows& a, u32 token, u32 layer, u32 column) : token(token), layer(layer), column(column) {
+        out = a.out + (token * a.out_token + layer * a.out_layer + column * a.out_column);
+        if (token >= a.tokens) return;
+        const Table t = a.tables[layer];
+        u32 group = a.first + layer * a.columns + column, member = 0;
+        if (a.share != 1) {
+            member = group;
+            group = a.by_share.divide(group);
+            member -= group * a.share;
+        }
+        const i64 at = i64(token) * a.token_stride + group;
+        i64 id = a.wide ? static_cast<const i64*>(a.ids)[at] : static_cast<const i32*>(a.ids)[at];
+        if (a.share != 1 && id >= 0) id = id * a.share + member;
+        const u64 local = u64(id) - t.first;    // below `rows` only for rows that are here
+        if (local < t.rows) {
+            values = t.values + local * t.value_stride;
+            scales = t.scales + local * t.scale_stride;
+        }
+    }
 };
 
 __device__ Place place(const Rows& a, u32 row) {
-    Place p;
-    p.token = a.by_across.divide(row);
-    const u32 across = row - p.token * (a.layers * a.columns);
-    p.layer = a.by_columns.divide(across);
-    p.column = across - p.layer * a.columns;
-    p.out = a.out + (p.token * a.out_token + p.layer * a.out_layer + p.column * a.out_column);
-    if (p.token < a.tokens) {
-        const Table t = a.tables[p.layer];
-        const u32 group = a.by_share.divide(a.first + across);
-        const i64 at = i64(p.token) * a.token_stride + group;
-        i64 id = a.wide ? static_cast<const i64*>(a.ids)[at] : static_cast<const i32*>(a.ids)[at];
-        if (id >= 0) id = id * a.share + (a.first + across - group * a.share);
-        const u64 local = u64(id) - t.first;    // below `rows` only for rows that are here
-        if (local < t.rows) {
-            p.values = t.values + local * t.value_stride;
-            p.scales = t.scales + local * t.scale_stride;
-        }
-    }
-    return p;
+    const u32 token = a.by_across.divide(row);
+    const u32 across = row - token * (a.layers * a.columns);
+    const u32 layer = a.by_columns.divide(across);
+    return Place(a, token, layer, across - layer * a.columns);
 }
 
 // Calls job(lane i's place: row i of the tile) for all tiles of this warp, of which all lanes take part. Neighbouring tiles go to
@@ -154,6 +159,14 @@ __device__ uint2 load(const uint2* p, bool here) {
 template <typename T>
 __device__ T load(const T* p, bool here) {
     return here ? __ldg(p) : T(0);
+}
+
+// Few rows, a thread a unit: then a lookup takes little more than its two dependent reads. A block has units x columns threads and
+// serves a token and layer: the grid is tokens x layers x ceil(columns / a block's).
+template <typename Job>
+__device__ void one_unit(const Rows& a, Job job) {
+    const u32 column = blockIdx.z * blockDim.y + threadIdx.y;
+    if (column < a.columns) job(Place(a, blockIdx.x, blockIdx.y, column), threadIdx.x);
 }
 
 #define KERNEL(name, body) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Rows a) { body(a); }

@@ -139,10 +139,10 @@ impl Hasher {
             fill: self.fill,
         };
         let grid = [param.len.div_ceil(kernels::HASH_TOKENS), self.layers, 1];
+        let block = [kernels::HASH_THREADS, 1, 1];
         let _bound = self.device.bind()?;
         // SAFETY: the entry takes `Hash`; every array was checked to hold what its shape says, and its owner keeps it until the work is done.
-        let launched =
-            unsafe { self.device.kernels().launch(self.entry, grid, kernels::HASH_THREADS, stream.handle(), &param) };
+        let launched = unsafe { self.device.kernels().launch(self.entry, grid, block, stream.handle(), &param) };
         Ok(launched?)
     }
 }

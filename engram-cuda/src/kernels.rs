@@ -8,11 +8,13 @@
 //! | module | entry | parameter | grid | block | does |
 //! |---|---|---|---|---|---|
 //! | [`HASH`] | `hash_engram`, `hash_ple` | [`struct@Hash`] | ceil([`len`](Hash::len) / 16), [`layers`](Hash::layers), 1 | [`HASH_THREADS`] | ids (and mixes) of a ragged batch |
-//! | [`ROWS`] | `rows_copy_U`, U = 16, 8, 4, 1 | [`Rows`] | any, see [`Rows::tile`] | a multiple of 32 up to [`ROWS_THREADS`] | rows as they are: packed bytes, or rows of an unquantised format |
-//! | [`ROWS`] | `rows_mx_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
-//! | [`FLOATS`] | `rows_float_U`, U = 8, 1 | [`Rows`] | any | same | E4M3 rows of both kinds to bf16 or f16 |
-//! | [`STAGE`] | `stage` | [`Stage`] | any | [`STAGE_THREADS`] | rows that host threads are gathering, into device memory |
+//! | [`ROWS`] | `rows_copy_U`, U = 16, 8, 4, 1 | [`Rows`] | any number | a multiple of 32 up to [`ROWS_THREADS`] | rows as they are: packed bytes, or rows of an unquantised format |
+//! | [`ROWS`] | `rows_mx_U`, U = 8, 1 | [`Rows`] | any number | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
+//! | [`FLOATS`] | `rows_float_U`, U = 8, 1 | [`Rows`] | any number | same | E4M3 rows of both kinds to bf16 or f16 |
+//! | [`ROWS`], [`FLOATS`] | `few_copy_U`, U = 16, 8, `few_float_8` | [`Rows`] | `slot`, `layers`, ceil(`columns` / c) | `units`, c, 1 | as `rows_copy_U` and `rows_float_8` |
+//! | [`STAGE`] | `stage` | [`Stage`] | any number | [`STAGE_THREADS`] | rows that host threads are gathering, into device memory |
 //!
+//! [`Rows::plan`] chooses between the last line and the others, grid and block.
 //! U is the unit in bytes that an entry reads at a time. Its requirements are given at [`Rows`]; entries of unit 1 have none.
 
 use engram_core::Reciprocal;
@@ -44,13 +46,22 @@ macro_rules! ptx {
 pub const HASH: Ptx = Ptx { entries: &["hash_engram", "hash_ple"], sm_80: ptx!("hash.compute_80.ptx"), sm_90: None };
 /// The row kernels that keep bytes as they are.
 pub const ROWS: Ptx = Ptx {
-    entries: &["rows_copy_16", "rows_copy_8", "rows_copy_4", "rows_copy_1", "rows_mx_8", "rows_mx_1"],
+    entries: &[
+        "rows_copy_16",
+        "rows_copy_8",
+        "rows_copy_4",
+        "rows_copy_1",
+        "few_copy_16",
+        "few_copy_8",
+        "rows_mx_8",
+        "rows_mx_1",
+    ],
     sm_80: ptx!("rows.compute_80.ptx"),
     sm_90: None,
 };
 /// The row kernels that decode.
 pub const FLOATS: Ptx = Ptx {
-    entries: &["rows_float_8", "rows_float_1"],
+    entries: &["rows_float_8", "rows_float_1", "few_float_8"],
     sm_80: ptx!("floats.compute_80.ptx"),
     sm_90: Some(ptx!("floats.compute_90.ptx")),
 };
@@ -171,10 +182,6 @@ pub struct Rows {
     pub out_layer: u64,
     /// Bytes from column to column.
     pub out_column: u64,
-    /// `rows_mx`: scales, a layer after the other; else not used.
-    pub out_scales: u64,
-    /// `rows_mx`: bytes from a layer's scales to the next layer's, at least `ceil(slot / 128) * ceil(columns * scale_bytes / 4) * 512`.
-    pub out_scales_layer: u64,
     /// Tokens that have ids.
     pub tokens: u32,
     /// Tokens that are written, at least `tokens`: those past `tokens` get zero rows, and their ids are not read.
@@ -189,23 +196,24 @@ pub struct Rows {
     /// `columns`. 1: every column has its own id.
     pub share: u32,
     /// 1: ids are i64; 0: i32.
-    pub wide: u32,
+    pub wide: u16,
+    /// `rows_float`: 1 gives f16, 0 bf16.
+    pub f16: u16,
     /// Bytes of a row's values.
     pub value_bytes: u32,
     /// Bytes of a row's scales. `rows_copy`: 0 leaves scales out (and packed rows copied whole count as values). `rows_float`: 0
     /// takes `global_scale`.
     pub scale_bytes: u32,
-    /// Rows that a warp takes at a time, 1..=[`ROWS_TILE`]. Many rows: what fills a warp's loads, see [`Rows::plan`]. Tile t goes to block
-    /// `t % grid`.
+    /// Units a row has. Set by [`Rows::plan`], as `tile` and the divisors are.
+    pub units: u32,
+    /// Rows that a warp takes at a time, 1..=[`ROWS_TILE`].
     pub tile: u32,
     /// `rows_float` of a format with a global scale: that scale, not yet rounded.
     pub global_scale: f32,
-    /// `rows_float`: 1 gives f16, 0 bf16.
-    pub f16: u32,
-    /// Units a row has. This field and all below are set by [`Rows::plan`].
-    pub units: u32,
-    /// 0.
-    pub reserved: u32,
+    /// `rows_mx`: scales, a layer after the other; else not used.
+    pub out_scales: u64,
+    /// `rows_mx`: bytes from a layer's scales to the next layer's, at least `ceil(slot / 128) * ceil(columns * scale_bytes / 4) * 512`.
+    pub out_scales_layer: u64,
     /// Divides by `layers * columns`.
     pub by_across: Divisor,
     /// Divides by `columns`.
@@ -257,7 +265,7 @@ const _: () = {
     assert!(size_of::<Column>() == 16);
     assert!(size_of::<Hash>() == 80);
     assert!(size_of::<Table>() == 40);
-    assert!(size_of::<Rows>() == 160);
+    assert!(size_of::<Rows>() == 152);
 };
 
 impl Column {
@@ -291,45 +299,56 @@ impl Divisor {
     }
 }
 
+/// A row kernel: the one with the widest unit that the addresses allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// For any number of rows.
+    pub name: &'static str,
+    /// For few rows, where there is one: a thread a unit.
+    pub few: Option<&'static str>,
+    /// Units a row has.
+    pub units: u32,
+}
+
 impl Rows {
-    /// The `rows_copy` entry with the widest unit that these addresses allow, and the units a row has.
+    /// The entry that keeps bytes as they are.
     #[must_use]
-    pub fn copy_entry(&self, tables: &[Table]) -> (&'static str, u32) {
+    pub fn copy_entry(&self, tables: &[Table]) -> Entry {
         let mut bits = self.value_bits(tables);
         if self.scale_bytes > 0 {
             bits |= u64::from(self.scale_bytes);
             bits |= tables.iter().fold(0, |bits, t| bits | t.scales | t.scale_stride);
         }
-        let (entry, unit) = match bits.trailing_zeros() {
-            4.. => ("rows_copy_16", 16),
-            3 => ("rows_copy_8", 8),
-            2 => ("rows_copy_4", 4),
-            _ => ("rows_copy_1", 1),
+        let (name, few, unit) = match bits.trailing_zeros() {
+            4.. => ("rows_copy_16", Some("few_copy_16"), 16),
+            3 => ("rows_copy_8", Some("few_copy_8"), 8),
+            2 => ("rows_copy_4", None, 4),
+            _ => ("rows_copy_1", None, 1),
         };
-        (entry, (self.value_bytes + self.scale_bytes) / unit)
+        Entry { name, few, units: (self.value_bytes + self.scale_bytes) / unit }
     }
 
-    /// The `rows_mx` entry with the widest unit that these addresses allow, and the units a row has.
+    /// The entry that puts scales into MX order.
     #[must_use]
-    pub fn mx_entry(&self, tables: &[Table]) -> (&'static str, u32) {
+    pub fn mx_entry(&self, tables: &[Table]) -> Entry {
         let own = u64::from(self.scale_bytes) | self.out_scales | self.out_scales_layer;
         let scales = tables.iter().fold(own, |bits, t| bits | t.scales | t.scale_stride);
         if self.value_bits(tables).trailing_zeros() >= 3 && scales.trailing_zeros() >= 2 {
-            ("rows_mx_8", self.value_bytes / 8)
+            Entry { name: "rows_mx_8", few: None, units: self.value_bytes / 8 }
         } else {
-            ("rows_mx_1", self.value_bytes)
+            Entry { name: "rows_mx_1", few: None, units: self.value_bytes }
         }
     }
 
-    /// The `rows_float` entry with the widest unit that these addresses allow, and the units a row has.
+    /// The entry that decodes to bf16 or f16.
     #[must_use]
-    pub fn float_entry(&self, tables: &[Table]) -> (&'static str, u32) {
+    pub fn float_entry(&self, tables: &[Table]) -> Entry {
         let source = tables.iter().fold(u64::from(self.value_bytes), |bits, t| bits | t.values | t.value_stride);
         let out = self.out | self.out_token | self.out_layer | self.out_column;
         if source.trailing_zeros() >= 3 && out.trailing_zeros() >= 4 {
-            ("rows_float_8", self.value_bytes / 8)
+            Entry { name: "rows_float_8", few: Some("few_float_8"), units: self.value_bytes / 8 }
         } else {
-            ("rows_float_1", self.value_bytes)
+            Entry { name: "rows_float_1", few: None, units: self.value_bytes }
         }
     }
 
@@ -338,34 +357,46 @@ impl Rows {
         tables.iter().fold(out, |bits, t| bits | t.values | t.value_stride)
     }
 
-    /// Sets `tile` and all that follows `f16`, for `rows` rows (at least 1: the written tokens' rows) of `units` units each, on at most
-    /// `blocks` blocks: [`ROWS_BLOCKS`] a multiprocessor for the whole GPU, fewer in the background.
+    /// Sets `units`, `tile` and the divisors, for `written` tokens (at least 1: `slot`, or for MX that rounded up to a multiple of 128) on as
+    /// much of the GPU as `blocks` blocks of [`ROWS_THREADS`] take: [`ROWS_BLOCKS`] a multiprocessor for all of it, fewer in the background.
     ///
-    /// Few rows spread over as many blocks as they have tiles, since their time is that of one access; many rows fill the warps' loads.
+    /// Few rows are a thread a unit, since their time is that of one access. Many rows fill the loads of warps that stay.
     #[must_use]
-    pub fn plan(&mut self, rows: u32, units: u32, blocks: u32) -> Launch {
-        let (rows, blocks) = (rows.max(1), blocks.max(1));
-        let warps_a_block = ROWS_THREADS / 32;
-        let one_load = 32_u32.div_ceil(units.max(1));
-        self.tile = rows.div_ceil(blocks.saturating_mul(warps_a_block)).clamp(one_load, ROWS_TILE);
+    pub fn plan(&mut self, entry: Entry, written: u32, blocks: u32) -> Launch {
+        let (written, blocks, units) = (written.max(1), blocks.max(1), entry.units.max(1));
+        let rows = written.saturating_mul(self.layers * self.columns);
         self.units = units;
         self.by_across = Divisor::new(self.layers * self.columns);
         self.by_columns = Divisor::new(self.columns);
         self.by_share = Divisor::new(self.share);
         self.by_units = Divisor::new(units);
+
+        let fits = u64::from(rows) * u64::from(units) <= u64::from(blocks) * u64::from(ROWS_THREADS);
+        if let Some(few) = entry.few.filter(|_| fits && units <= ROWS_THREADS) {
+            self.tile = 1;
+            let columns = (ROWS_THREADS / units).min(self.columns);
+            let grid = [written, self.layers, self.columns.div_ceil(columns)];
+            return Launch { entry: few, grid, block: [units, columns, 1] };
+        }
+        let warps = blocks.saturating_mul(ROWS_THREADS / 32);
+        self.tile = rows.div_ceil(warps).clamp(32_u32.div_ceil(units), ROWS_TILE);
         let tiles = rows.div_ceil(self.tile);
+        // Tiles go round the blocks, so that each multiprocessor has its share.
         let grid = tiles.min(blocks);
-        Launch { grid, block: tiles.div_ceil(grid).min(warps_a_block) * 32 }
+        let block = tiles.div_ceil(grid).min(ROWS_THREADS / 32) * 32;
+        Launch { entry: entry.name, grid: [grid, 1, 1], block: [block, 1, 1] }
     }
 }
 
 /// How a row kernel is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
+    /// The kernel's name.
+    pub entry: &'static str,
     /// Blocks.
-    pub grid: u32,
+    pub grid: [u32; 3],
     /// Threads a block.
-    pub block: u32,
+    pub block: [u32; 3],
 }
 
 #[cfg(test)]
@@ -381,10 +412,18 @@ mod tests {
     fn the_embedded_text_has_the_entries_that_are_named() {
         for ptx in [HASH, ROWS, FLOATS, STAGE] {
             for major in [8, 9] {
-                let found: Vec<&str> = ptx.text(major).split(".entry ").skip(1).filter_map(|s| s.split('(').next()).collect();
+                let found: Vec<&str> =
+                    ptx.text(major).split(".entry ").skip(1).filter_map(|s| s.split('(').next()).collect();
                 let mut named = ptx.entries.to_vec();
                 named.sort_unstable();
-                assert_eq!({ let mut found = found; found.sort_unstable(); found }, named);
+                assert_eq!(
+                    {
+                        let mut found = found;
+                        found.sort_unstable();
+                        found
+                    },
+                    named
+                );
                 assert!(ptx.text(major).contains(".version 8.4"));
             }
         }
@@ -411,8 +450,6 @@ mod tests {
             out_token: 24 * row,
             out_layer: 24 * row,
             out_column: row,
-            out_scales: 0,
-            out_scales_layer: 0,
             tokens: 3,
             slot: 3,
             first: 0,
@@ -420,13 +457,14 @@ mod tests {
             columns: 24,
             share: 1,
             wide: 0,
+            f16: 0,
             value_bytes,
             scale_bytes,
+            units: 0,
             tile: 0,
             global_scale: 0.0,
-            f16: 0,
-            units: 0,
-            reserved: 0,
+            out_scales: 0,
+            out_scales_layer: 0,
             by_across: Divisor::default(),
             by_columns: Divisor::default(),
             by_share: Divisor::default(),
@@ -441,26 +479,39 @@ mod tests {
     /// The widest unit that divides every address and stride is taken, and one odd table of several decides.
     #[test]
     fn entries_follow_the_least_alignment() {
+        let named = |entry: Entry| (entry.name, entry.units);
         let split = table(0x100, 0x8000, 256, 8);
-        assert_eq!(rows(256, 0).copy_entry(&[split]), ("rows_copy_16", 16));
-        assert_eq!(rows(256, 8).copy_entry(&[split]), ("rows_copy_8", 33));
-        assert_eq!(rows(264, 0).copy_entry(&[table(0x100, 0x200, 264, 264)]), ("rows_copy_8", 33));
-        assert_eq!(rows(256, 0).copy_entry(&[split, table(0x104, 0, 256, 0)]), ("rows_copy_4", 64));
-        assert_eq!(rows(256, 0).copy_entry(&[split, table(0x101, 0, 256, 0)]), ("rows_copy_1", 256));
-        assert_eq!(rows(33, 0).copy_entry(&[table(0x100, 0, 33, 0)]), ("rows_copy_1", 33));
+        let copy = |rows: Rows, tables: &[Table]| named(rows.copy_entry(tables));
+        assert_eq!(copy(rows(256, 0), &[split]), ("rows_copy_16", 16));
+        assert_eq!(copy(rows(256, 8), &[split]), ("rows_copy_8", 33));
+        assert_eq!(copy(rows(264, 0), &[table(0x100, 0x200, 264, 264)]), ("rows_copy_8", 33));
+        assert_eq!(copy(rows(256, 0), &[split, table(0x104, 0, 256, 0)]), ("rows_copy_4", 64));
+        assert_eq!(copy(rows(256, 0), &[split, table(0x101, 0, 256, 0)]), ("rows_copy_1", 256));
+        assert_eq!(copy(rows(33, 0), &[table(0x100, 0, 33, 0)]), ("rows_copy_1", 33));
 
         let mut floats = rows(256, 8);
         (floats.out_token, floats.out_layer, floats.out_column) = (24 * 512, 24 * 512, 512);
-        assert_eq!(floats.float_entry(&[table(0x100, 0x101, 264, 264)]), ("rows_float_8", 32));
-        assert_eq!(floats.float_entry(&[table(0x104, 0x101, 264, 264)]), ("rows_float_1", 256));
+        assert_eq!(named(floats.float_entry(&[table(0x100, 0x101, 264, 264)])), ("rows_float_8", 32));
+        assert_eq!(named(floats.float_entry(&[table(0x104, 0x101, 264, 264)])), ("rows_float_1", 256));
         floats.out = 0x10008;
-        assert_eq!(floats.float_entry(&[table(0x100, 0x101, 264, 264)]), ("rows_float_1", 256));
+        assert_eq!(named(floats.float_entry(&[table(0x100, 0x101, 264, 264)])), ("rows_float_1", 256));
 
         let mut mx = rows(256, 8);
         (mx.out_token, mx.out_layer, mx.out_column) = (24 * 256, 24 * 256, 256);
-        assert_eq!(mx.mx_entry(&[split]), ("rows_mx_8", 32));
-        assert_eq!(mx.mx_entry(&[table(0x100, 0x8002, 256, 8)]), ("rows_mx_1", 256));
-        assert_eq!(mx.mx_entry(&[table(0x100, 0x200, 264, 264)]), ("rows_mx_8", 32));
+        assert_eq!(named(mx.mx_entry(&[split])), ("rows_mx_8", 32));
+        assert_eq!(named(mx.mx_entry(&[table(0x100, 0x200, 264, 264)])), ("rows_mx_8", 32));
+        assert_eq!(named(mx.mx_entry(&[table(0x100, 0x8002, 256, 8)])), ("rows_mx_1", 256));
+    }
+
+    #[test]
+    fn few_rows_are_a_thread_a_unit() {
+        let mut rows = rows(256, 0);
+        let entry = rows.copy_entry(&[table(0x100, 0, 256, 0)]);
+        let few = Launch { entry: "few_copy_16", grid: [3, 1, 2], block: [16, 16, 1] };
+        assert_eq!(rows.plan(entry, 3, 132 * ROWS_BLOCKS), few);
+        // What does not fit the blocks that it may have goes round them.
+        assert_eq!(rows.plan(entry, 3, 4), Launch { entry: "rows_copy_16", grid: [4, 1, 1], block: [192, 1, 1] });
+        assert_eq!(rows.tile, 3);
     }
 
     proptest! {
@@ -470,16 +521,25 @@ mod tests {
             prop_assert_eq!(divide(n, Divisor::new(divisor)), n / divisor);
         }
 
-        /// Every tile has a warp in the first round as long as the blocks allow it, and limits hold.
+        /// All rows have a thread or a turn, and limits hold.
         #[test]
-        fn plans_cover_the_rows(count in 1..=1_u32 << 31, units in 1..2000_u32, blocks in 1..2000_u32) {
+        fn plans_cover_the_rows(written in 1..=1_u32 << 31, columns in 1..=1024_u32, units in 1..2000_u32, blocks in 1..2000_u32, few: bool) {
+            let written = (written / columns).max(1);
             let mut rows = rows(256, 0);
-            let launch = rows.plan(count, units, blocks);
+            rows.columns = columns;
+            let entry = Entry { name: "rows", few: few.then_some("few"), units };
+            let Launch { entry, grid, block } = rows.plan(entry, written, blocks);
+            let threads: u32 = block.iter().product();
+            prop_assert!((1..=ROWS_THREADS).contains(&threads));
+            if entry == "few" {
+                prop_assert_eq!((grid[0], grid[1], block[0]), (written, 1, units));
+                prop_assert!(grid[2] * block[1] >= columns && grid[2] <= 65_535);
+                return Ok(());
+            }
             prop_assert!((1..=ROWS_TILE).contains(&rows.tile));
-            prop_assert!((1..=blocks).contains(&launch.grid));
-            prop_assert!(launch.block.is_multiple_of(32) && (32..=ROWS_THREADS).contains(&launch.block));
-            let warps = launch.grid * launch.block / 32;
-            let tiles = count.div_ceil(rows.tile);
+            prop_assert!((1..=blocks).contains(&grid[0]) && grid[1..] == [1, 1] && threads.is_multiple_of(32));
+            let warps = grid[0] * threads / 32;
+            let tiles = (written * columns).div_ceil(rows.tile);
             prop_assert!(warps >= tiles || warps == blocks * (ROWS_THREADS / 32));
             prop_assert!(u64::from(warps) * u64::from(rows.tile) <= 1 << 31);
         }

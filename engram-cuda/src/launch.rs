@@ -53,7 +53,7 @@ impl Kernels {
         &self,
         name: &'static str,
         grid: [u32; 3],
-        block: u32,
+        block: [u32; 3],
         stream: sys::CUstream,
         param: &P,
     ) -> Result<(), DriverError> {
@@ -61,7 +61,7 @@ impl Kernels {
         let &(_, function) = function.expect("every entry that is launched is embedded");
         let mut params = [(&raw const *param).cast_mut().cast::<c_void>()];
         // SAFETY: one parameter of the right type, by the caller's promise; the driver copies it during the call.
-        unsafe { driver::launch(name, function, grid, [block, 1, 1], stream, &mut params) }
+        unsafe { driver::launch(name, function, grid, block, stream, &mut params) }
     }
 
     /// Unloads everything. The context is current.

@@ -87,7 +87,9 @@ pub(crate) unsafe fn enqueue(
     if count > 1 << 31 {
         return Err(IdsError::TooMany { rows: count }.into());
     }
-    let Some(rows) = u32::try_from(count).ok().filter(|&rows| rows > 0) else { return Ok(()) };
+    if count == 0 {
+        return Ok(());
+    }
 
     // Packed rows in one piece are copied as one.
     let (value_bytes, scale_bytes) = (format.value_bytes(), format.scale_bytes());
@@ -120,37 +122,36 @@ pub(crate) unsafe fn enqueue(
         out_token: out_token as u64,
         out_layer: out_layer as u64,
         out_column: out_column as u64,
-        out_scales: out.scales.map_or(0, |scales| scales.address()),
-        out_scales_layer: out.form.scale_stride(format, columns, capacity),
         tokens: narrow(fetch.tokens),
         slot: narrow(slot),
         first: narrow(fetch.first),
         layers: narrow(layers),
         columns: narrow(columns),
         share: narrow(fetch.share),
-        wide: u32::from(fetch.ids.1),
+        wide: u16::from(fetch.ids.1),
+        f16: u16::from(out.form == RowForm::Dense(engram_ple::OutputType::F16)),
         value_bytes: narrow(value_bytes),
         scale_bytes: narrow(scale_bytes),
+        units: 0,
         tile: 0,
         global_scale: format.global_scale().unwrap_or(0.0),
-        f16: u32::from(out.form == RowForm::Dense(engram_ple::OutputType::F16)),
-        units: 0,
-        reserved: 0,
+        out_scales: out.scales.map_or(0, |scales| scales.address()),
+        out_scales_layer: out.form.scale_stride(format, columns, capacity),
         by_across: Divisor::default(),
         by_columns: Divisor::default(),
         by_share: Divisor::default(),
         by_units: Divisor::default(),
     };
-    let (entry, units) = match out.form {
+    let entry = match out.form {
         RowForm::Packed => param.copy_entry(fetch.layers),
         RowForm::Dense(_) if format.kind().unquantized().is_some() => param.copy_entry(fetch.layers),
         RowForm::Dense(_) => param.float_entry(fetch.layers),
         RowForm::Mx => param.mx_entry(fetch.layers),
     };
-    let launch = param.plan(rows, units, blocks.0);
+    let launch = param.plan(entry, narrow(written), blocks.0);
     let _bound = device.bind()?;
     // SAFETY: every row entry takes `Rows`; its addresses are the caller's promise, the output was checked against its size, and the entry
     // was chosen for the alignment that they have.
-    unsafe { device.kernels().launch(entry, [launch.grid, 1, 1], launch.block, stream.handle(), &param) }?;
+    unsafe { device.kernels().launch(launch.entry, launch.grid, launch.block, stream.handle(), &param) }?;
     Ok(())
 }

@@ -27,8 +27,10 @@ struct Folder {
     sources: &'static [(&'static str, &'static [u32])],
 }
 
-const FOLDERS: [Folder; 1] =
-    [Folder { path: "engram-cuda/kernels", sources: &[("hash", &[80]), ("rows", &[80]), ("floats", &[80, 90]), ("stage", &[80])] }];
+const FOLDERS: [Folder; 1] = [Folder {
+    path: "engram-cuda/kernels",
+    sources: &[("hash", &[80]), ("rows", &[80]), ("floats", &[80, 90]), ("stage", &[80])],
+}];
 
 /// Machine code is made for these, and thrown away: only then does NVRTC assemble, so inline PTX that a target lacks would
 /// otherwise pass unnoticed.

@@ -93,8 +93,13 @@ fn text(symbols: &BTreeSet<String>, more: &str) -> String {
 
 /// What `cust_raw` declares, and what the workspace's own `sys` modules do.
 fn symbols() -> Result<BTreeSet<String>> {
-    let metadata: serde_json::Value =
-        serde_json::from_str(&output(cargo().args(["metadata", "--format-version", "1", "--locked", "--all-features"]))?)?;
+    let metadata: serde_json::Value = serde_json::from_str(&output(cargo().args([
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--all-features",
+    ]))?)?;
     let packages = metadata["packages"].as_array().context("packages")?;
     let cust_raw =
         packages.iter().find(|package| package["name"] == "cust_raw").context("cust_raw is no dependency")?;

@@ -17,6 +17,8 @@ const WORDS: usize = 5;
 /// conflicting accesses for ids and rows.
 struct Memory {
     world: usize,
+    /// Whether a rank may give up. Where none does, the words for that are left out of the model.
+    faults: bool,
     /// `[owner][from][word]`
     words: Vec<AtomicU64>,
     /// `[rank][word]`, each rank's own line and control line.
@@ -32,12 +34,13 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(world: usize, last: u32) -> Self {
+    fn new(world: usize, last: u32, faults: bool) -> Self {
         let cells = |count| (0..count).map(|_| UnsafeCell::new(0)).collect();
         let call = Call { epoch: last, operation: Operation::Unknown(0), slot: 0 }.to_word();
         let word = |index| if index % WORDS <= Word::Done as usize { call } else { 0 };
         Self {
             world,
+            faults,
             words: (0..world * world * WORDS).map(|index| AtomicU64::new(word(index))).collect(),
             own: (0..world * 2 * WORDS).map(|_| Plain::new(0)).collect(),
             ids: cells(world),
@@ -74,6 +77,9 @@ impl Signals for View {
             assert_eq!(owner, self.rank);
             return self.own(word as usize).load(Ordering::Relaxed);
         }
+        if word == Word::Poison && !self.memory.faults {
+            return 0;
+        }
         self.memory.words[(owner * self.memory.world + from) * WORDS + word as usize].load(order)
     }
 
@@ -81,6 +87,7 @@ impl Signals for View {
         if owner == self.rank {
             return self.own(word as usize).store(value, Ordering::Relaxed);
         }
+        assert!(word != Word::Poison || self.memory.faults, "a rank gives up");
         self.memory.words[(owner * self.memory.world + self.rank) * WORDS + word as usize].store(value, order);
     }
 
@@ -247,8 +254,8 @@ impl Rank {
 }
 
 /// Runs one closure a rank, rank 0 on the model's own thread, and returns what they return.
-fn ranks<T: 'static>(world: usize, rank: impl Fn(&Arc<Memory>, usize) -> T + Clone + 'static) -> Vec<T> {
-    let memory = Arc::new(Memory::new(world, LAST));
+fn ranks<T: 'static>(world: usize, faults: bool, rank: impl Fn(&Arc<Memory>, usize) -> T + Clone + 'static) -> Vec<T> {
+    let memory = Arc::new(Memory::new(world, LAST, faults));
     let others: Vec<_> = (1..world)
         .map(|other| {
             let (memory, rank) = (memory.clone(), rank.clone());
@@ -278,7 +285,7 @@ enum Wrong {
 /// Two exchanges of all ranks.
 fn exchanges(world: usize, preemptions: usize, steps: [Operation; 2], wrong: Wrong) {
     check(preemptions, move || {
-        ranks(world, move |memory, rank| {
+        ranks(world, false, move |memory, rank| {
             let mutant = match wrong {
                 // Here one rank at fault must be enough.
                 Wrong::Protocol(Mutant::PeerNotAwaited) if rank > 0 => None,
@@ -316,7 +323,7 @@ fn three_ranks_deep() {
 fn a_deadline_may_pass_at_any_time() {
     for steps in PAIRS {
         check(3, move || {
-            let memory = Arc::new(Memory::new(2, LAST));
+            let memory = Arc::new(Memory::new(2, LAST, true));
             let run = move |memory: &Arc<Memory>, rank, expires| {
                 let mut rank = Rank { expires, ..Rank::new(memory, rank, None) };
                 let failed = (0..).zip(steps).find_map(|(at, operation)| Some((at, rank.run(operation, 1).err()?)));
@@ -344,7 +351,7 @@ fn a_deadline_may_pass_at_any_time() {
 /// Rank 2 dies, before its first call or once only rank 0 has got it. Only rank 0 has a deadline; the third learns of it.
 fn dead_rank(operation: Operation, calls: bool, mutant: Option<Mutant>) {
     check(2, move || {
-        let failed = ranks(3, move |memory, rank| {
+        let failed = ranks(3, true, move |memory, rank| {
             let mut rank = Rank { expires: rank == 0, ..Rank::new(memory, rank, mutant) };
             if rank.view.rank < 2 {
                 return rank.run(operation, 1).err();
@@ -377,7 +384,8 @@ fn a_mismatch_is_seen_by_all() {
         for odd in 0..3 {
             check(1, move || {
                 let slot = move |rank| if rank == odd { 2 } else { 1 };
-                let failed = ranks(3, move |memory, rank| Rank::new(memory, rank, None).run(operation, slot(rank)));
+                let failed =
+                    ranks(3, true, move |memory, rank| Rank::new(memory, rank, None).run(operation, slot(rank)));
                 for (rank, failed) in failed.into_iter().enumerate() {
                     let Err(Fault::Mismatch { rank: other, ours, theirs }) = failed else {
                         panic!("rank {rank}: {failed:?}")

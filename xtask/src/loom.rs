@@ -10,7 +10,7 @@ pub(crate) fn run(deep: bool) -> Result<()> {
     let mut command = cargo();
     // The flag rebuilds all that it is given to, so it gets a folder of its own.
     command.env("RUSTFLAGS", flags.trim_start()).env("CARGO_TARGET_DIR", target().join("loom"));
-    command.args(["test", "--release", "--package", "engram-symm", "--test", "loom", "--"]);
+    command.args(["test", "--package", "engram-symm", "--test", "loom", "--"]);
     if deep {
         command.arg("--include-ignored");
     }

@@ -240,20 +240,25 @@ impl Protocol {
 
     /// The fault by which the group has failed, if it has. Reads this rank's memory only and waits for nothing.
     pub fn fault<S: Signals + ?Sized>(&self, signals: &S) -> Option<Fault> {
-        self.report(signals).map(|(_, fault)| fault)
+        self.report(signals, |_| true).map(|(_, fault)| fault)
     }
 
-    /// The same, recorded: later steps of this rank fail by this cause, whatever else is reported meanwhile.
+    /// The same as far as it concerns this step, recorded: later steps of this rank fail by this cause, whatever else is
+    /// reported meanwhile.
     fn learn<S: Signals + ?Sized>(&self, signals: &S) -> Option<Fault> {
-        let (from, fault) = self.report(signals)?;
+        // Who calls the next step has answered all calls of this one, so that this one can end before the mismatch in the
+        // next is its own: only then does this rank know how its call differs.
+        let next = self.call.epoch.wrapping_add(1);
+        let concerns = |fault: &Fault| !matches!(fault, Fault::Mismatch { theirs, .. } if theirs.epoch == next);
+        let (from, fault) = self.report(signals, concerns)?;
         if from != signals.rank() {
             leave(signals, signals.rank(), fault);
         }
         Some(fault)
     }
 
-    /// A fault and the rank that reported it: this one first.
-    fn report<S: Signals + ?Sized>(&self, signals: &S) -> Option<(usize, Fault)> {
+    /// A fault that `concerns` this rank, and the rank that reported it: this one first.
+    fn report<S: Signals + ?Sized>(&self, signals: &S, concerns: impl Fn(&Fault) -> bool) -> Option<(usize, Fault)> {
         if self.is(Mutant::PoisonNotRead) {
             return None;
         }
@@ -268,7 +273,8 @@ impl Protocol {
             let theirs = signals.load(own, from, Word::Theirs, Relaxed);
             // What this rank recorded was by its own call then.
             let call = if from == own { Call::from_word(ours) } else { self.call };
-            Some((from, Poison { word, ours, theirs }.fault(from, call)))
+            let fault = Poison { word, ours, theirs }.fault(from, call);
+            concerns(&fault).then_some((from, fault))
         })
     }
 

@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use engram_symm::{Error, Group, HostMemory, Launch, Memory, OsError, Rendezvous, Step};
+use engram_symm::{
+    Device, Error, Group, Handle, HostMemory, HostReach, Launch, Memory, OsError, Peer, PeerAccess, Reach, Reason,
+    Refusal, Rendezvous, Step,
+};
 
 /// Runs `rank` as each rank of a group of threads and returns what each did, by rank.
 fn on_threads<T: Send>(groups: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
@@ -155,4 +158,48 @@ fn groups_and_memory_go_where_threads_go() {
     sent::<Group>();
     shared::<HostMemory>();
     shared::<Error>();
+}
+
+/// A GPU of a machine that is made up.
+struct Gpu {
+    rank: usize,
+    refuses: Option<(usize, Refusal)>,
+}
+
+impl Reach for Gpu {
+    fn device(&self) -> Device {
+        Device::Gpu { uuid: [u8::try_from(self.rank).expect("few ranks"); 16], descriptors: true, fabric: false }
+    }
+
+    fn reaches(&self, peer: &Peer) -> Result<(), Refusal> {
+        assert_ne!(peer.rank, self.rank);
+        assert_eq!((usize::from(peer.uuid[0]), peer.same_node), (peer.rank, true));
+        match self.refuses {
+            Some((refused, refusal)) if refused == peer.rank => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn one_device_out_of_reach_decides_for_all() {
+    let decide = |refusing: Option<(usize, usize)>| {
+        on_threads(Group::threads(4).unwrap(), |mut group| {
+            let rank = group.rank();
+            let refuses = refusing.filter(|&(by, _)| by == rank).map(|(_, peer)| (peer, Refusal::NoPath));
+            group.peer_access(&Gpu { rank, refuses }).unwrap()
+        })
+    };
+    assert_eq!(decide(None), [PeerAccess::Direct(Handle::Descriptor); 4]);
+    for (rank, peer) in [(0, 3), (3, 0), (1, 2)] {
+        let reason = Reason::Refused { rank, peer, refusal: Refusal::NoPath };
+        assert_eq!(decide(Some((rank, peer))), [PeerAccess::Host(reason); 4]);
+    }
+    let mixed = on_threads(Group::threads(3).unwrap(), |mut group| {
+        let rank = group.rank();
+        let gpu = Gpu { rank, refuses: None };
+        group.peer_access(if rank == 2 { &HostReach } else { &gpu }).unwrap_err().to_string()
+    });
+    let expected = "ranks disagree on the memory to share: rank 0 says device memory, rank 2 says host memory";
+    assert!(mixed.iter().all(|error| error == expected), "{mixed:?}");
 }

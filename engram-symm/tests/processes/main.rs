@@ -9,7 +9,7 @@ mod memory;
 mod script;
 mod stores;
 
-use std::panic::catch_unwind;
+use std::panic::{catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -24,35 +24,85 @@ fn main() -> ExitCode {
         println!("{}", serde_json::to_string(&script.run()).expect("plain data"));
         return ExitCode::SUCCESS;
     }
-    let tests = [meeting::TESTS, faults::TESTS, memory::TESTS, stores::TESTS].concat();
+    let tests = Choice::from_arguments(arguments.iter().map(String::as_str)).of_all();
     if arguments.iter().any(|argument| argument == "--list") {
         tests.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    let filters: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let chosen = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(*filter));
-    let chosen: Vec<_> = tests.into_iter().filter(|(name, _)| chosen(name)).collect();
     let before = traces();
     // Ranks wait most of the time, so that tests can run side by side.
     let next = AtomicUsize::new(0);
-    let failed = AtomicUsize::new(0);
+    let [passed, failed, ignored] = [const { AtomicUsize::new(0) }; 3];
     thread::scope(|scope| {
         for _ in 0..WORKERS {
             scope.spawn(|| {
-                while let Some((name, test)) = chosen.get(next.fetch_add(1, Relaxed)) {
+                while let Some((name, test)) = tests.get(next.fetch_add(1, Relaxed)) {
                     let start = Instant::now();
-                    let passed = catch_unwind(test).is_ok();
-                    failed.fetch_add(usize::from(!passed), Relaxed);
-                    let verdict = if passed { "ok" } else { "FAILED" };
+                    let (count, verdict) = match catch_unwind(test) {
+                        Ok(()) => (&passed, "ok".to_owned()),
+                        Err(reason) => match reason.downcast_ref::<NotHere>() {
+                            Some(NotHere(reason)) => (&ignored, format!("ignored, {reason}")),
+                            None => (&failed, "FAILED".to_owned()),
+                        },
+                    };
+                    count.fetch_add(1, Relaxed);
                     println!("test {name} ... {verdict} ({:.1} s)", start.elapsed().as_secs_f64());
                 }
             });
         }
     });
     let left: Vec<_> = traces().into_iter().filter(|trace| !before.contains(trace)).collect();
-    let failed = failed.into_inner();
-    println!("\ntest result: {} passed; {failed} failed; left behind: {left:?}", chosen.len() - failed);
-    if failed == 0 && left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let [passed, failed, ignored] = [passed, failed, ignored].map(AtomicUsize::into_inner);
+    let well = failed == 0 && left.is_empty();
+    if !left.is_empty() {
+        println!("left behind: {left:?}");
+    }
+    let verdict = if well { "ok" } else { "FAILED" };
+    println!("\ntest result: {verdict}. {passed} passed; {failed} failed; {ignored} ignored");
+    if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Ends a test that cannot run on this machine or as this user.
+fn not_here(reason: &'static str) -> ! {
+    resume_unwind(Box::new(NotHere(reason)))
+}
+
+struct NotHere(&'static str);
+
+/// The tests that the arguments of a usual test program ask for.
+#[derive(Default)]
+struct Choice<'a> {
+    filters: Vec<&'a str>,
+    skipped: Vec<&'a str>,
+    exact: bool,
+    only_ignored: bool,
+}
+
+impl<'a> Choice<'a> {
+    fn from_arguments(mut arguments: impl Iterator<Item = &'a str>) -> Self {
+        let mut choice = Self::default();
+        while let Some(argument) = arguments.next() {
+            match argument {
+                "--skip" => choice.skipped.extend(arguments.next()),
+                "--exact" => choice.exact = true,
+                "--ignored" => choice.only_ignored = true,
+                "--test-threads" | "--format" | "--color" | "--logfile" => drop(arguments.next()),
+                option if option.starts_with('-') => {}
+                filter => choice.filters.push(filter),
+            }
+        }
+        choice
+    }
+
+    fn of_all(&self) -> Vec<(&'static str, fn())> {
+        let all = [meeting::TESTS, faults::TESTS, memory::TESTS, stores::TESTS].concat();
+        let matches = |name: &str, filter: &&str| if self.exact { name == *filter } else { name.contains(*filter) };
+        let chosen = |name: &str| {
+            let asked = self.filters.is_empty() || self.filters.iter().any(|filter| matches(name, filter));
+            asked && !self.only_ignored && !self.skipped.iter().any(|filter| matches(name, filter))
+        };
+        all.into_iter().filter(|(name, _)| chosen(name)).collect()
+    }
 }
 
 const WORKERS: usize = 4;

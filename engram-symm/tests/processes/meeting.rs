@@ -6,11 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use engram_symm::{Error, Step};
+use engram_symm::{Error, OsError, Step};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::fleet::{Job, all_fail, all_succeed};
-use crate::script::{Action, Place, Script};
+use crate::not_here;
+use crate::script::{Action, Event, Place, Script};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("ranks_meet", ranks_meet),
@@ -25,6 +26,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("many_meet_over_a_stale_file", many_meet_over_a_stale_file),
     ("strangers_are_ignored", strangers_are_ignored),
     ("other_users_are_ignored", other_users_are_ignored),
+    ("a_failed_meeting_can_be_tried_again", a_failed_meeting_can_be_tried_again),
     ("namespaces_do_not_matter", namespaces_do_not_matter),
 ];
 
@@ -127,6 +129,24 @@ fn generations_never_mix() {
         script(rounds)
     });
     all_succeed(&reports);
+}
+
+fn a_failed_meeting_can_be_tried_again() {
+    let code = rustix::io::Errno::NFILE.raw_os_error();
+    for victim in 0..3 {
+        for (last, late) in [(victim, 0), ((victim + 1) % 3, 0), ((victim + 1) % 3, 300)] {
+            let reports = Job::new().run(3, |rank| {
+                let event = (rank == victim).then_some((Step::Meet, 0, Event::Fail(code)));
+                let start = pause(if rank == last { late } else { 0 });
+                let actions = [start, Action::vainly(join(LIMIT)), join(LIMIT), Action::Barrier, Action::Close];
+                Script { event, ..script(actions) }
+            });
+            all_succeed(&reports);
+            for report in reports {
+                assert_eq!(report.expected, [Error::Os { rank: victim, step: Step::Meet, source: OsError(code) }]);
+            }
+        }
+    }
 }
 
 fn in_directory(directory: &Path, actions: impl IntoIterator<Item = Action>) -> Script {
@@ -236,8 +256,7 @@ fn open_to_all(path: &Path) {
 
 fn other_users_are_ignored() {
     if !rustix::process::geteuid().is_root() {
-        println!("other_users_are_ignored did not run: only root can act as another user");
-        return;
+        not_here("only root can act as another user");
     }
     let directory = tempfile::tempdir().expect("a directory");
     open_to_all(directory.path());
@@ -282,8 +301,7 @@ fn namespaces_do_not_matter() {
     let wrapper = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"];
     let may = std::process::Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").status();
     if !may.is_ok_and(|status| status.success()) {
-        println!("namespaces_do_not_matter did not run: this process may not make namespaces");
-        return;
+        not_here("this process may not make namespaces");
     }
     let actions = [join(LIMIT), Action::Allocate(100), Action::CloseAll];
     all_succeed(&Job::new().wrapped(&wrapper).run(3, |_| script(actions.clone())));

@@ -25,7 +25,7 @@ pub(crate) enum Place {
     Tcp(SocketAddr),
 }
 
-/// What befalls a rank the `nth` time that it comes to a step.
+/// What befalls a rank when it comes to a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Event {
     Die,
@@ -103,7 +103,14 @@ impl Script {
     pub(crate) fn run(&self) -> Report {
         let launch = Launch::from_env().expect("the test sets the launcher's variables");
         let before = descriptors();
-        let mut rank = Rank { script: self, launch, groups: Vec::new(), memories: Vec::new(), expected: Vec::new() };
+        let mut rank = Rank {
+            script: self,
+            launch,
+            groups: Vec::new(),
+            memories: Vec::new(),
+            expected: Vec::new(),
+            times: Arc::default(),
+        };
         let outcome = self.actions.iter().try_for_each(|action| rank.act(action));
         let Rank { groups, memories, expected, .. } = rank;
         drop((groups, memories));
@@ -117,6 +124,8 @@ struct Rank<'a> {
     groups: Vec<Group>,
     memories: Vec<HostMemory>,
     expected: Vec<Error>,
+    /// How often this rank has come to the step of the event.
+    times: Arc<AtomicUsize>,
 }
 
 impl Rank<'_> {
@@ -216,7 +225,7 @@ impl Rank<'_> {
             Place::Tcp(address) => rendezvous.store(Arc::new(TcpStore::new(*address))),
         };
         let Some((at, nth, event)) = self.script.event.clone() else { return rendezvous };
-        let times = AtomicUsize::new(0);
+        let times = self.times.clone();
         rendezvous.probe(move |step| {
             if step != at || times.fetch_add(1, Relaxed) != nth {
                 return Ok(());

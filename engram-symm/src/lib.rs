@@ -7,9 +7,9 @@ mod host;
 mod memory;
 pub mod protocol;
 
+pub use bootstrap::access;
 pub use bootstrap::{
-    Device, Group, Handle, HostReach, Launch, MemoryStore, Peer, PeerAccess, Reach, Reason, Refusal, Registration,
-    Rendezvous, Store, TcpStore, TcpStoreServer,
+    Group, Launch, MemoryStore, PeerAccess, Registration, Rendezvous, Store, TcpStore, TcpStoreServer,
 };
 pub use error::{Error, OsError, Result, Step, TableError};
 pub use exchange::{Algorithm, Config, Exchange, Ids, Layer, Output, Part, Rows, segment_bytes};

@@ -4,10 +4,8 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use engram_symm::{
-    Device, Error, Group, Handle, HostMemory, HostReach, Launch, Memory, OsError, Peer, PeerAccess, Reach, Reason,
-    Refusal, Rendezvous, Step,
-};
+use engram_symm::access::{Device, Handle, HostReach, Peer, Reach, Reason, Refusal};
+use engram_symm::{Error, Group, HostMemory, Launch, Memory, OsError, PeerAccess, Rendezvous, Step};
 
 /// Runs `rank` as each rank of a group of threads and returns what each did, by rank.
 fn on_threads<T: Send>(groups: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {

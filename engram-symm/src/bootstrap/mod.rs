@@ -8,7 +8,7 @@
 //! Peers are the processes of the same user (`SO_PEERCRED`); descriptors travel as `SCM_RIGHTS`, which needs no
 //! ptrace rights.
 
-mod access;
+pub mod access;
 mod deadline;
 mod group;
 mod join;
@@ -20,7 +20,7 @@ mod socket;
 mod store;
 mod tcp;
 
-pub use access::{Device, Handle, HostReach, Peer, PeerAccess, Reach, Reason, Refusal};
+pub use access::PeerAccess;
 pub use group::Group;
 pub(crate) use group::Probe;
 pub use join::Rendezvous;

@@ -43,25 +43,22 @@ impl HostMemory {
         let probe = group.probe().clone();
         let attempt = Attempt { rank: group.rank(), world: group.world(), bytes, probe: &probe };
 
-        let (own, view) = group.agree(Step::Allocate, attempt.own_segment())?;
+        // All ask before the first of them takes: none may find too little for what the others have already taken.
+        let len = group.agree(Step::Allocate, attempt.room())?;
+        let (own, view) = group.agree(Step::Allocate, attempt.own_segment(len))?;
         let mut own_view = Some(view);
         // The descriptors of the peers are needed only until their segments are mapped.
         let views = group.share(own.as_fd())?.into_iter().enumerate().map(|(rank, peer)| {
             let own_view = own_view.take_if(|_| rank == attempt.rank);
-            own_view.map_or_else(|| attempt.peer_segment(peer.as_fd()), Ok)
+            own_view.map_or_else(|| attempt.peer_segment(peer.as_fd(), len), Ok)
         });
         let views = group.agree(Step::Publish, views.collect())?;
         Ok(Self { rank: attempt.rank, own, views })
     }
 
-    fn change(&self, flags: FallocateFlags, range: &Range<usize>) -> Result<(), Errno> {
-        if range.start >= range.end {
-            return Ok(());
-        }
-        if range.end > self.bytes() {
-            return Err(Errno::INVAL);
-        }
-        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.own, flags, range.start as u64, range.len() as u64))
+    /// `range`, if it lies within a segment.
+    fn within(&self, range: Range<usize>) -> Result<Range<usize>, Errno> {
+        if range.start <= range.end && range.end <= self.bytes() { Ok(range) } else { Err(Errno::INVAL) }
     }
 }
 
@@ -88,21 +85,32 @@ unsafe impl Memory for HostMemory {
     }
 
     fn reserve(&self, range: Range<usize>) -> Result<()> {
-        let probe = Probe::default();
-        let attempt = Attempt { rank: self.rank, world: 1, bytes: range.len(), probe: &probe };
-        attempt.step(Step::Room, || room::check(range.len()))?;
-        attempt.step(Step::Reserve, || self.change(FallocateFlags::empty(), &range))
+        let attempt = Attempt { rank: self.rank, world: 1, bytes: range.len(), probe: &Probe::default() };
+        attempt.step(Step::Room, || room::check(range.len(), 1))?;
+        attempt.step(Step::Reserve, || reserve(&self.own, self.within(range)?))
     }
 
     fn discard(&self, range: Range<usize>) -> Result<()> {
-        let bytes = range.len() as u64;
-        self.change(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, &range).map_err(|errno| Error::Memory {
-            rank: self.rank,
-            step: Step::Discard,
-            bytes,
-            source: OsError::of(errno),
+        let attempt = Attempt { rank: self.rank, world: 1, bytes: range.len(), probe: &Probe::default() };
+        attempt.step(Step::Discard, || {
+            let (start, len) = (range.start as u64, range.len() as u64);
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            match self.within(range)?.is_empty() {
+                true => Ok(()),
+                false => rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.own, flags, start, len)),
+            }
         })
     }
+}
+
+/// Reserves the pages of a segment in `range`, in pieces: a signal undoes the whole call that it interrupts, and a large
+/// one would never end in a process with a fast timer.
+fn reserve(file: &OwnedFd, range: Range<usize>) -> Result<(), Errno> {
+    const PIECE: usize = 16 << 20;
+    range.clone().step_by(PIECE).try_for_each(|start| {
+        let (start, len) = (start as u64, PIECE.min(range.end - start) as u64);
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), start, len))
+    })
 }
 
 /// A try to get one segment; every step can fail.
@@ -119,20 +127,17 @@ impl Attempt<'_> {
         outcome.map_err(|source| Error::Memory { rank: self.rank, step, bytes: self.bytes as u64, source })
     }
 
-    /// Bytes of a segment: whole pieces, at least one.
-    fn len(&self) -> Result<usize, Errno> {
-        let len = self.bytes.max(1).checked_next_multiple_of(ALIGN);
-        len.filter(|&len| isize::try_from(len).is_ok()).ok_or(Errno::NOMEM)
+    /// The length of a segment, once there is room for those of all ranks: they are all on this node.
+    fn room(&self) -> Result<usize> {
+        self.step(Step::Room, || {
+            let len = self.bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(Errno::NOMEM)?;
+            room::check(len, self.world)?;
+            Ok(len)
+        })
     }
 
     /// Creates this rank's segment. The size is sealed, so that no peer can pull memory away from under the others.
-    fn own_segment(&self) -> Result<(OwnedFd, View)> {
-        let len = self.step(Step::Room, || {
-            let len = self.len()?;
-            // All ranks of the group allocate at once, on this node.
-            room::check(len.checked_mul(self.world).ok_or(Errno::NOMEM)?)?;
-            Ok(len)
-        })?;
+    fn own_segment(&self, len: usize) -> Result<(OwnedFd, View)> {
         let file = self.step(Step::Create, || {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             match rustix::fs::memfd_create("engram-symm", flags | MemfdFlags::NOEXEC_SEAL) {
@@ -143,17 +148,14 @@ impl Attempt<'_> {
         })?;
         self.step(Step::Size, || rustix::fs::ftruncate(&file, len as u64))?;
         self.step(Step::Seal, || rustix::fs::fcntl_add_seals(&file, SIZE_SEALS | SealFlags::SEAL))?;
-        self.step(Step::Reserve, || {
-            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64))
-        })?;
+        self.step(Step::Reserve, || reserve(&file, 0..len))?;
         let view = self.step(Step::Map, || View::map(file.as_fd(), len))?;
         Ok((file, view))
     }
 
     /// Maps a peer's segment, once it is certain that no access to it can fault.
-    fn peer_segment(&self, file: BorrowedFd<'_>) -> Result<View> {
+    fn peer_segment(&self, file: BorrowedFd<'_>, len: usize) -> Result<View> {
         self.step(Step::MapPeers, || {
-            let len = self.len()?;
             let size = rustix::fs::fstat(file)?.st_size;
             let sealed = rustix::fs::fcntl_get_seals(file)?.contains(SIZE_SEALS);
             if !sealed || usize::try_from(size) != Ok(len) {

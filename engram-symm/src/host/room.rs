@@ -6,15 +6,16 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-/// Refuses `bytes` that the process may not, or the system cannot, give. Where the system does not say, it agrees.
-pub(crate) fn check(bytes: usize) -> Result<(), Errno> {
-    let bytes = bytes as u64;
+/// Refuses `segments` of `bytes` each where the process may not, or the system cannot, give them. Where the system does
+/// not say, it agrees.
+pub(crate) fn check(bytes: usize, segments: usize) -> Result<(), Errno> {
     // Growing a file past this limit raises a signal.
-    if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
+    if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes as u64) {
         return Err(Errno::FBIG);
     }
+    let all = bytes.checked_mul(segments).filter(|&all| isize::try_from(all).is_ok()).ok_or(Errno::NOMEM)?;
     let rooms = [machine(), control_group()];
-    if rooms.iter().flatten().any(|&room| room < bytes) {
+    if rooms.iter().flatten().any(|&room| room < all as u64) {
         return Err(Errno::NOMEM);
     }
     Ok(())
@@ -79,7 +80,9 @@ mod tests {
 
     #[test]
     fn what_no_machine_has_is_refused() {
-        check(1 << 20).unwrap();
-        assert_eq!(check(1 << 60), Err(Errno::NOMEM));
+        check(1 << 20, 1).unwrap();
+        assert_eq!(check(1 << 60, 1), Err(Errno::NOMEM));
+        assert_eq!(check(1 << 20, 1 << 40), Err(Errno::NOMEM));
+        assert_eq!(check(usize::MAX, 2), Err(Errno::NOMEM));
     }
 }

@@ -13,6 +13,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("segments_are_shared", segments_are_shared),
     ("sizes_that_differ_are_named", sizes_that_differ_are_named),
     ("what_no_machine_has_is_refused_to_all", what_no_machine_has_is_refused_to_all),
+    ("a_limit_on_files_is_an_error_not_a_signal", a_limit_on_files_is_an_error_not_a_signal),
     ("eight_ranks_need_few_descriptors", eight_ranks_need_few_descriptors),
     ("a_thousand_groups_leave_nothing", a_thousand_groups_leave_nothing),
 ];
@@ -43,6 +44,24 @@ fn what_no_machine_has_is_refused_to_all() {
         let reports = Job::new().run(2, |_| script([join(LIMIT), Action::Allocate(bytes)]));
         let source = OsError(Errno::NOMEM.raw_os_error());
         all_fail(&reports, &Error::Memory { rank: 0, step: Step::Room, bytes: bytes as u64, source });
+    }
+}
+
+fn a_limit_on_files_is_an_error_not_a_signal() {
+    let reports = Job::new().run(2, |rank| {
+        let limit = if rank == 1 { Action::LimitSize(1 << 16) } else { Action::Sleep(Duration::ZERO) };
+        script([
+            limit,
+            join(LIMIT),
+            Action::vainly(Action::Allocate(1 << 17)),
+            Action::Allocate(1 << 16),
+            Action::CloseAll,
+        ])
+    });
+    all_succeed(&reports);
+    for report in reports {
+        let source = OsError(Errno::FBIG.raw_os_error());
+        assert_eq!(report.expected, [Error::Memory { rank: 1, step: Step::Room, bytes: 1 << 17, source }]);
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use engram_symm::access::{HostReach, Reason};
 use engram_symm::{
-    Error, Group, HostMemory, HostReach, Launch, Memory, PeerAccess, Reason, Registration, Rendezvous, Result, Step,
-    TcpStore,
+    Error, Group, HostMemory, Launch, Memory, PeerAccess, Registration, Rendezvous, Result, Step, TcpStore,
 };
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, Signal};
@@ -39,6 +39,8 @@ pub(crate) enum Action {
     Sleep(Duration),
     /// Limits the descriptors of the process.
     LimitFiles(u64),
+    /// Limits the size of files.
+    LimitSize(u64),
     /// Joins a group and puts it last.
     Join { key: String, members: Option<Vec<usize>>, limit: Duration },
     /// A barrier of the last group.
@@ -132,10 +134,8 @@ impl Rank<'_> {
     fn act(&mut self, action: &Action) -> Result<()> {
         match action {
             Action::Sleep(time) => std::thread::sleep(*time),
-            Action::LimitFiles(count) => {
-                let limit = Rlimit { current: Some(*count), maximum: Some(*count) };
-                rustix::process::setrlimit(Resource::Nofile, limit).expect("a limit can be lowered");
-            }
+            Action::LimitFiles(count) => limit(Resource::Nofile, *count),
+            Action::LimitSize(bytes) => limit(Resource::Fsize, *bytes),
             Action::Join { key, members, limit } => {
                 let members = members.clone().unwrap_or_else(|| (0..self.launch.world).collect());
                 let group = self.rendezvous(key, *limit).members(&members).join()?;
@@ -238,6 +238,11 @@ impl Rank<'_> {
             Ok(())
         })
     }
+}
+
+fn limit(resource: Resource, limit: u64) {
+    let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
+    rustix::process::setrlimit(resource, limit).expect("a limit can be lowered");
 }
 
 fn socket() -> OwnedFd {

@@ -295,8 +295,9 @@ fn read_headers(
         Indexed::Absent | Indexed::Faulty => listing.safetensors.clone(),
     };
     named.sort();
-    if let Indexed::Read(index) = index {
-        for (name, _) in listing.safetensors.iter().filter(|(name, _)| !index.files.contains(name)) {
+    if matches!(index, Indexed::Read(_)) {
+        let is_named = |name: &String| named.binary_search_by(|(known, _)| known.cmp(name)).is_ok();
+        for (name, _) in listing.safetensors.iter().filter(|(name, _)| !is_named(name)) {
             let message =
                 "expected in the index like every file of the checkpoint, found only in the folder; it was not read";
             faults.push(Fault::new(FaultCode::StrayFile, message).file(name));

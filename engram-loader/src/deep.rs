@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use engram_ple::TableFormat;
+use rustix::fs::Advice;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -15,10 +16,11 @@ use crate::options::Options;
 use crate::regular::{self, Opened};
 use crate::report::{Fault, FaultCode, FileSummary};
 
-/// Bytes of one read.
-const BLOCK_BYTES: usize = 8 << 20;
-/// Blocks that exist at once: one being read, one being hashed, and two so that neither thread waits for the other's last moment.
-const BLOCKS: usize = 4;
+/// Bytes of one read. A block is read on one core and looked through on another, so it should stay in their caches; larger ones cost
+/// more than the system calls that they save.
+const BLOCK_BYTES: usize = 512 << 10;
+/// Blocks that exist at once.
+const BLOCKS: usize = 8;
 
 /// A run of rows in one file, and what has been found in it.
 struct RowScan<'a> {
@@ -47,7 +49,7 @@ enum Part {
 
 /// Reads all files, hashes each and looks for NaN in the tables' rows.
 ///
-/// One thread reads and looks, another hashes; memory is that of [`BLOCKS`] blocks, whatever the files' sizes.
+/// One thread reads, this one hashes and looks; memory is that of [`BLOCKS`] blocks, whatever the files' sizes.
 ///
 /// # Errors
 /// A file cannot be read, or is no longer what it was when its header was read.
@@ -58,77 +60,58 @@ pub(crate) fn read(
     summaries: &mut [FileSummary],
     faults: &mut Vec<Fault>,
 ) -> Result<(), Error> {
-    options.progress.begin("reading", files.iter().map(CheckpointFile::bytes).sum());
-    let (blocks, to_hash) = mpsc::sync_channel::<Message>(BLOCKS);
-    let (give_back, free) = mpsc::channel::<Vec<u8>>();
+    let (give_back, free) = mpsc::channel();
+    let (fill, filled) = mpsc::channel();
     for _ in 0..BLOCKS {
-        // The receiver is in this function, so that nothing can fail.
+        // The receiver is right above, so that this cannot fail.
         let _ = give_back.send(vec![0; BLOCK_BYTES]);
     }
-    let done = thread::scope(|scope| {
-        let hasher = scope.spawn(|| hash(to_hash, give_back, options.sha256));
-        let read = files.iter().try_for_each(|file| -> Result<(), Error> {
-            let mut scans = row_scans(file, tables);
-            read_file(file, &mut scans, &free, &blocks, options)?;
-            faults.extend(scans.iter().filter_map(|scan| scan.fault(file)));
-            Ok(())
+    options.progress.begin("reading", files.iter().map(CheckpointFile::bytes).sum());
+    let read = thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            // Moved here, so that the other side sees when this one ends.
+            let (free, fill) = (free, fill);
+            files.iter().try_for_each(|file| read_file(file, &free, &fill))
         });
-        drop(blocks);
-        let hashes = hasher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        read.map(|()| hashes)
+        for (file, summary) in files.iter().zip(summaries) {
+            let mut scans = row_scans(file, tables);
+            let (mut xxh3, mut sha256) = (Xxh3::new(), options.sha256.then(Sha256::new));
+            let (mut position, mut next) = (0, 0);
+            while position < file.bytes() {
+                // The reader ends early only where it fails, which is told below.
+                let Ok(Block { bytes, len }) = filled.recv() else { break };
+                let block = &bytes[..len];
+                xxh3.update(block);
+                if let Some(sha256) = &mut sha256 {
+                    sha256.update(block);
+                }
+                next = scan_block(block, position, &mut scans, next);
+                position += len as u64;
+                options.progress.advance(len as u64);
+                let _ = give_back.send(bytes);
+            }
+            faults.extend(scans.iter().filter_map(|scan| scan.fault(file)));
+            summary.xxh3 = Some(format!("{:032x}", xxh3.digest128()));
+            summary.sha256 = sha256.map(|sha256| hex(&sha256.finalize()));
+        }
+        reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     options.progress.end();
-    for (summary, (xxh3, sha256)) in summaries.iter_mut().zip(done?) {
-        (summary.xxh3, summary.sha256) = (Some(xxh3), sha256);
-    }
-    Ok(())
+    read
 }
 
-/// What the reading thread tells the hashing one.
-enum Message {
-    /// So many bytes more of the current file.
-    Block(Vec<u8>, usize),
-    FileEnd,
-}
-
-/// Hashes files as their blocks arrive: XXH3-128 and SHA-256 of each, in hex.
-fn hash(
-    blocks: mpsc::Receiver<Message>,
-    give_back: mpsc::Sender<Vec<u8>>,
-    sha256: bool,
-) -> Vec<(String, Option<String>)> {
-    let mut hashes = Vec::new();
-    let (mut xxh3, mut sha) = (Xxh3::new(), sha256.then(Sha256::new));
-    for message in blocks {
-        match message {
-            Message::Block(block, len) => {
-                xxh3.update(&block[..len]);
-                if let Some(sha) = &mut sha {
-                    sha.update(&block[..len]);
-                }
-                // The reader stops taking blocks back when it fails.
-                let _ = give_back.send(block);
-            }
-            Message::FileEnd => {
-                hashes.push((format!("{:032x}", xxh3.digest128()), sha.as_mut().map(|sha| hex(&sha.finalize_reset()))));
-                xxh3.reset();
-            }
-        }
-    }
-    hashes
+/// Bytes of a file, of which the first `len` count.
+struct Block {
+    bytes: Vec<u8>,
+    len: usize,
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn read_file(
-    file: &CheckpointFile,
-    scans: &mut [RowScan<'_>],
-    free: &mpsc::Receiver<Vec<u8>>,
-    blocks: &mpsc::SyncSender<Message>,
-    options: &Options<'_>,
-) -> Result<(), Error> {
+/// Reads a file front to back into blocks as they come free.
+fn read_file(file: &CheckpointFile, free: &mpsc::Receiver<Vec<u8>>, fill: &mpsc::Sender<Block>) -> Result<(), Error> {
     let path = || file.path().to_owned();
     let io = |source| Error::Io { path: path(), source };
     let Opened::Regular(open) = regular::open(file.path()).map_err(io)? else {
@@ -137,23 +120,22 @@ fn read_file(
     if open.len > file.bytes() {
         return Err(Error::Changed { path: path() });
     }
+    // Far read-ahead. And pages that only this pass touches must not displace those that others look rows up in; dropping them
+    // behind the pass would also drop what was in the cache before it. Both are hints: a system may refuse them.
+    let _ = rustix::fs::fadvise(&open.file, 0, None, Advice::Sequential);
+    let _ = rustix::fs::fadvise(&open.file, 0, None, Advice::NoReuse);
     let mut position = 0;
-    let mut next = 0;
     while position < file.bytes() {
-        // The hashing thread ends only after this one has, so that a block always comes back.
-        let Ok(mut block) = free.recv() else { break };
-        let left = file.bytes() - position;
-        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(BLOCK_BYTES);
-        let len = open.file.read_at(&mut block[..wanted], position).map_err(io)?;
+        // Blocks stop coming only where the other thread has panicked.
+        let Ok(mut bytes) = free.recv() else { break };
+        let left = usize::try_from(file.bytes() - position).unwrap_or(usize::MAX);
+        let len = open.file.read_at(&mut bytes[..left.min(BLOCK_BYTES)], position).map_err(io)?;
         if len == 0 {
             return Err(Error::Truncated { path: path(), expected: file.bytes(), found: position });
         }
-        next = scan_block(&block[..len], position, scans, next);
         position += len as u64;
-        options.progress.advance(len as u64);
-        let _ = blocks.send(Message::Block(block, len));
+        let _ = fill.send(Block { bytes, len });
     }
-    let _ = blocks.send(Message::FileEnd);
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! them, names must be unique, and byte ranges must tile the file exactly. Memory grows with the tensors read so far, never with a
 //! length that the file announces.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, BufReader};
 use std::ops::Range;
@@ -407,7 +408,7 @@ impl<'de> Visitor<'de> for TensorSeed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TensorInfo, A::Error> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        let mut unknown: Vec<Box<str>> = Vec::new();
+        let mut unknown: BTreeSet<Box<str>> = BTreeSet::new();
         while let Some(key) = map.next_key::<Box<str>>()? {
             match &*key {
                 "dtype" => {
@@ -423,9 +424,9 @@ impl<'de> Visitor<'de> for TensorSeed<'_> {
                     offsets = Some(map.next_value::<[u64; 2]>()?);
                 }
                 _ => {
-                    self.duplicate.refuse_second(unknown.iter().find(|earlier| **earlier == key), &key)?;
+                    self.duplicate.refuse_second(unknown.get(&key), &key)?;
                     map.next_value::<Unread>()?;
-                    unknown.push(key);
+                    unknown.insert(key);
                 }
             }
         }

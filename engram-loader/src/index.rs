@@ -1,6 +1,6 @@
 //! The index: which file holds which tensor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, BufReader, Read};
 use std::path::{Component, Path};
@@ -52,27 +52,19 @@ impl Index {
     }
 
     fn place(placed: Vec<(Box<str>, Box<str>)>) -> Result<Self, Fault> {
-        // Many tensors share few files, so each name is looked at once.
-        let mut positions: BTreeMap<&str, usize> = BTreeMap::new();
         let mut index = Self::default();
-        for (tensor, file) in &placed {
-            let position = match positions.get(&**file) {
-                Some(&position) => position,
-                None => {
-                    let inside = inside_folder(file).ok_or_else(|| {
-                        let message = format!("expected a file inside the checkpoint's folder, found {file:?}");
-                        Fault::new(FaultCode::IndexJson, message).tensor(tensor)
-                    })?;
-                    // `x` and `./x` are the same file.
-                    let position = index.files.iter().position(|known| *known == inside).unwrap_or(index.files.len());
-                    if position == index.files.len() {
-                        index.files.push(inside);
-                    }
-                    positions.insert(file, position);
-                    position
-                }
+        let mut positions: BTreeMap<String, usize> = BTreeMap::new();
+        for (tensor, file) in placed {
+            let Some(inside) = inside_folder(&file) else {
+                let message = format!("expected a file inside the checkpoint's folder, found {file:?}");
+                return Err(Fault::new(FaultCode::IndexJson, message).tensor(&tensor));
             };
-            index.tensors.insert(tensor.clone(), position);
+            let next = positions.len();
+            index.tensors.insert(tensor, *positions.entry(inside).or_insert(next));
+        }
+        index.files = vec![String::new(); positions.len()];
+        for (file, position) in positions {
+            index.files[position] = file;
         }
         Ok(index)
     }
@@ -114,15 +106,15 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut placed = None;
-        let mut others: Vec<Box<str>> = Vec::new();
+        let mut others: BTreeSet<Box<str>> = BTreeSet::new();
         while let Some(key) = map.next_key::<Box<str>>()? {
             if *key == *"weight_map" {
                 self.duplicate.refuse_second(placed.as_ref(), &key)?;
                 placed = Some(map.next_value_seed(StringMap { duplicate: self.duplicate })?);
             } else {
-                self.duplicate.refuse_second(others.iter().find(|other| **other == key), &key)?;
+                self.duplicate.refuse_second(others.get(&key), &key)?;
                 map.next_value::<Unread>()?;
-                others.push(key);
+                others.insert(key);
             }
         }
         placed.ok_or_else(|| A::Error::missing_field("weight_map"))

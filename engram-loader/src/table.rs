@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::path::Path;
 
 use engram_core::{Layout, ModelConfig, TableConfig};
 use engram_ple::{FormatKind, TableFormat};
@@ -103,14 +104,18 @@ impl<'a> Judge<'a> {
         let layers = self.layout.layers();
         let mut groups: Vec<Group<'a>> = Vec::new();
         groups.resize_with(layers.len(), Group::default);
-        let mut foreign: BTreeMap<&str, (usize, Part<'a>)> = BTreeMap::new();
+        let mut foreign: BTreeMap<&str, (usize, Sound<'a>)> = BTreeMap::new();
         for (name, parsed, tensor) in self.tensors.of_tables() {
             let part = Part { name, tensor };
             let layer = parsed.layer.filter(|_| parsed.family == self.layout.family());
             match layer.and_then(|layer| layers.iter().position(|known| known.layer() == layer)) {
                 Some(place) => groups[place].add(&parsed, part),
                 None if parsed.leaf == Leaf::Legacy => {}
-                None => foreign.entry(parsed.table).or_insert((0, part)).0 += 1,
+                None => {
+                    if let Some(sound) = self.sound(part) {
+                        foreign.entry(parsed.table).or_insert((0, sound)).0 += 1;
+                    }
+                }
             }
         }
 
@@ -142,11 +147,7 @@ impl<'a> Judge<'a> {
             let message = format!(
                 "expected tables of the config's layers only, found {table} with {count} tensors, which nothing reads"
             );
-            let fault = match self.sound(first) {
-                Some(sound) => sound.fault(FaultCode::UnreadTensor, message),
-                None => Fault::new(FaultCode::UnreadTensor, message).tensor(first.name),
-            };
-            faults.push(fault.severity(Severity::Warning));
+            faults.push(first.fault(FaultCode::UnreadTensor, message).severity(Severity::Warning));
         }
         Ok((tables, layout))
     }
@@ -421,14 +422,14 @@ impl<'a> Group<'a> {
 
 /// The files of one table, each listed once.
 #[derive(Debug, Default)]
-struct TableFiles {
+struct TableFiles<'a> {
     files: Vec<TableFile>,
+    positions: BTreeMap<&'a Path, usize>,
 }
 
-impl TableFiles {
-    fn extent(&mut self, rows: Range<u64>, tensor: &Sound<'_>) -> Extent {
-        let known = self.files.iter().position(|file| file.path == tensor.file.path());
-        let file = known.unwrap_or_else(|| {
+impl<'a> TableFiles<'a> {
+    fn extent(&mut self, rows: Range<u64>, tensor: &Sound<'a>) -> Extent {
+        let file = *self.positions.entry(tensor.file.path()).or_insert_with(|| {
             self.files.push(TableFile { path: tensor.file.path().to_owned(), bytes: tensor.file.bytes() });
             self.files.len() - 1
         });

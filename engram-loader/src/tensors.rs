@@ -85,8 +85,6 @@ impl<'a> Tensors<'a> {
         needed: &impl Fn(&str) -> bool,
         faults: &mut Vec<Fault>,
     ) {
-        let holder =
-            |name: &str| files.iter().find(|file| file.header.as_ref().is_some_and(|h| h.tensor(name).is_some()));
         for (name, &place) in &index.tensors {
             let named = &index.files[place];
             let file = files.binary_search_by(|file| file.name.as_str().cmp(named)).ok().map(|place| &files[place]);
@@ -95,9 +93,9 @@ impl<'a> Tensors<'a> {
                 continue;
             };
             if header.tensor(name).is_none() {
-                self.by_name.insert(name, Tensor::Faulty);
-                let found = match holder(name) {
-                    Some(other) => format!("it is in {}", other.name),
+                let found = match self.by_name.insert(name, Tensor::Faulty) {
+                    Some(Tensor::Sound { file, .. }) => format!("it is in {}", files[file].name),
+                    Some(Tensor::Faulty) => "another file has it".to_owned(),
                     None => "no file has it".to_owned(),
                 };
                 let message = format!("expected in {named} by the index, but that file lacks it: {found}");

@@ -1,12 +1,13 @@
 //! Bytes changed, cut and moved at random: always a report, and never one that the safetensors crate disagrees with.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use engram_loader::{Error, Header, Report};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
-use crate::sketch::{Sketch, file, judge_with};
+use crate::sketch::{Sketch, file, judge_with, raw};
 
 fn judge(folder: &std::path::Path) -> Report {
     judge_with(folder, |options| options.deep = true)
@@ -15,6 +16,24 @@ fn judge(folder: &std::path::Path) -> Report {
 fn sketches() -> impl Strategy<Value = Sketch> {
     let sketches = [Sketch::engram(), Sketch::ple("F8_E4M3", 4), Sketch::ple("BF16", 12)];
     (0..sketches.len(), any::<bool>()).prop_map(move |(which, indexed)| Sketch { indexed, ..sketches[which].clone() })
+}
+
+/// Time grows with the bytes, not with their square, whatever is repeated.
+#[test]
+fn many_names_take_no_long_time() {
+    let start = Instant::now();
+    let names = |each: &dyn Fn(usize) -> String| (0..300_000).map(each).collect::<Vec<_>>().join(",");
+    let folder = Sketch::engram().write();
+    let keys = names(&|number| format!("\"k{number}\":0"));
+    let header = format!("{{\"t\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0],{keys}}}}}");
+    fs::write(folder.path().join(file(1)), raw(&header, b"")).unwrap();
+    assert!(Header::read(&folder.path().join(file(1)), u64::MAX).is_ok());
+    let files = names(&|number| format!("\"t{number}\":\"f{number}\""));
+    fs::write(folder.path().join("model.safetensors.index.json"), format!("{{{keys},\"weight_map\":{{{files}}}}}"))
+        .unwrap();
+    // Every file is missing, two are strays, and two tables are nowhere.
+    assert_eq!(judge(folder.path()).faults.len(), 300_000 + 4);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
 /// What can happen to a file.

@@ -8,3 +8,5 @@ mod golden;
 mod hostile;
 mod sketch;
 mod tables;
+#[cfg(feature = "tokenizers")]
+mod vocabulary;

@@ -15,23 +15,10 @@ pub(super) fn cases(bench: &Bench) -> Result<Vec<Case>> {
     let file = bench.file("rows.bin");
     make_table(&file)?;
     let file = text(&file)?;
-    let measure = |tier: &str, rows: &str| {
-        let args = [
-            "bench",
-            "rows",
-            file,
-            "--row-bytes",
-            ROW_BYTES,
-            "--rows",
-            rows,
-            "--threads",
-            "2",
-            "--tier",
-            tier,
-            "--format",
-            "json",
-        ];
-        number(&bench.engram(&args)?, "ns_per_row")
+    let measure = |tier: &str, rows: &str, more: &[&str]| {
+        let args =
+            ["bench", "rows", file, "--row-bytes", ROW_BYTES, "--rows", rows, "--tier", tier, "--format", "json"];
+        number(&bench.engram(&[&args, more].concat())?, "ns_per_row")
     };
     let numpy = |rows: &str, more: &[&str]| {
         number(&peer("numpy_gather.py", &[&[file, ROW_BYTES, rows, "5"], more].concat())?, "ns_per_row")
@@ -41,15 +28,15 @@ pub(super) fn cases(bench: &Bench) -> Result<Vec<Case>> {
             "524288 random 160 B rows, warm, mapped, 2 threads",
             "ns/row",
             Some(4.0),
-            || measure("mapped", "524288"),
+            || measure("mapped", "524288", &["--threads", "2"]),
             "numpy memmap",
             || numpy("524288", &[]),
         )?,
         pair(
-            "16384 random 160 B rows, cold, direct, 2 threads",
+            "16384 random 160 B rows, cold, direct, 32 reads in flight",
             "ns/row",
             None,
-            || measure("direct", "16384"),
+            || measure("direct", "16384", &[]),
             "numpy memmap, cold",
             || numpy("16384", &["cold"]),
         )?,

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Share of the official tables' sizes: 100 MiB and 50 MiB.
-const SCALE: f64 = 1.0 / 2048.0;
+/// Share of the official tables' sizes: tables of 48 MiB and 24 MiB.
+const SCALE: f64 = 1.0 / 4096.0;
 
 /// Tokens that are hashed and looked up.
 const TOKENS: u32 = 8192;

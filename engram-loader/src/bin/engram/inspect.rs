@@ -93,12 +93,15 @@ fn print(checkpoint: &Checkpoint, name: &str, out: &mut impl Write) -> Result<()
             write!(out, ", padded to {}", text::number(layer.padded_rows()))?;
         }
         writeln!(out)?;
-        writeln!(out, "  multipliers  {}", spaced(layer.multipliers()))?;
-        // A line for each n-gram order.
+        let multipliers: Vec<String> = layer.multipliers().iter().map(ToString::to_string).collect();
+        writeln!(out, "  multipliers  {}", multipliers.join(" "))?;
+        // Two lines for each n-gram order, a column for each head.
+        let width = layer.total_rows().to_string().len();
+        let spaced = |rows: &[u32]| rows.iter().map(|rows| format!(" {rows:>width$}")).collect::<String>();
         let orders = layer.sizes().chunks(layout.heads()).zip(layer.offsets().chunks(layout.heads()));
         for ((sizes, offsets), order) in orders.zip(2..) {
-            writeln!(out, "  {order}-grams      sizes {}", spaced(sizes))?;
-            writeln!(out, "             from row {}", spaced(offsets))?;
+            writeln!(out, "  {order}-grams  rows{}", spaced(sizes))?;
+            writeln!(out, "           from{}", spaced(offsets))?;
         }
     }
     let bytes = report.tables.iter().map(|table| table.bytes).sum();
@@ -111,10 +114,6 @@ fn print(checkpoint: &Checkpoint, name: &str, out: &mut impl Write) -> Result<()
         text::counted(report.files.len(), "file")
     )?;
     Ok(())
-}
-
-fn spaced<T: ToString>(values: &[T]) -> String {
-    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// One line for each table.

@@ -31,8 +31,12 @@ struct Hash {
     u32 order;                 // longest n-gram, 2..=8
     u32 heads;                 // heads an order
     i32 fill;                  // Engram: compressed pad id; PLE: EOS
+    float per_token;           // requests / len
+    u32 across;                // columns that a block takes side by side, at most THREADS
+    Divisor by_across;
+    Divisor by_heads;
 };
-static_assert(sizeof(Column) == 16 && sizeof(Hash) == 80, "kernels.rs mirrors these structs");
+static_assert(sizeof(Column) == 16 && sizeof(Divisor) == 8 && sizeof(Hash) == 104, "kernels.rs mirrors these structs");
 
 // How many of starts[1..=requests] are at most `token`, which is the token's request, or `requests` past the last boundary.
 // Each round probes eight boundaries, one a lane: those around `guess` first, then eight that divide what is left.
@@ -71,8 +75,8 @@ __device__ void hash(const Hash& a) {
     const u32 first = blockIdx.x * TOKENS;
     // A thread keeps its column while it walks down the tokens. All that does not depend on the search is fetched ahead of it.
     const u32 columns = (a.order - 1) * a.heads;
-    const u32 across = min(columns, THREADS), down = THREADS / across;
-    u32 column = threadIdx.x % across;
+    const u32 start = a.by_across.divide(threadIdx.x), down = a.by_across.divide(THREADS);
+    u32 column = threadIdx.x - start * a.across;
     Column c = a.columns[layer * columns + column];
     {
         const u32 slot = threadIdx.x / WINDOW, back = threadIdx.x % WINDOW;
@@ -80,10 +84,10 @@ __device__ void hash(const Hash& a) {
         const u32 token = first + slot;
         const bool in_order = back < a.order;
         const i64 multiplier = in_order ? a.multipliers[layer * a.order + back] : 0;
-        // Where the token's request is if all are of one length, as in decoding.
-        const u32 guess = min(u32(float(token) * (float(a.requests) / float(a.len))), a.requests);
-        if (token < a.len) prefetch(a.tokens + (token - min(token, back)));
-        if (guess < a.requests && back > 0 && in_order) prefetch(a.history + u64(guess) * (a.order - 1) + back - 1);
+        // Where the token's request is if all are of one length, as in decoding; there the history is needed, too.
+        const u32 guess = min(u32(float(token) * a.per_token), a.requests);
+        if (a.per_token > 1.0f / TOKENS && guess < a.requests && back > 0 && in_order)
+            prefetch(a.history + u64(guess) * (a.order - 1) + back - 1);
         const u32 request = request_of(a, i32(token), guess, back, shift);
         const bool counted = token < a.len && request < a.requests;
 
@@ -114,13 +118,12 @@ __device__ void hash(const Hash& a) {
             a.mixes[(u64(token) * a.layers + layer) * (a.order - 1) + back - 1] = counted ? mix : -1;
     }
     __syncthreads();
-    const u32 slot = threadIdx.x / across;
-    if (slot >= down) return;
+    if (start >= down) return;
     while (true) {
-        const u32 order = column / a.heads + 1;
-        for (u32 t = slot; t < TOKENS && first + t < a.len; t += down)
+        const u32 order = a.by_heads.divide(column) + 1;
+        for (u32 t = start; t < TOKENS && first + t < a.len; t += down)
             a.ids[(u64(first + t) * a.layers + layer) * columns + column] = live[t] ? i32(remainder(mixes[t][order], c) + c.offset) : -1;
-        column += across;
+        column += a.across;
         if (column >= columns) break;
         c = a.columns[layer * columns + column];
     }

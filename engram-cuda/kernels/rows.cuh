@@ -19,14 +19,6 @@ constexpr u32 THREADS = 256;
 #define HINT ".L1::no_allocate"
 #endif
 
-// n / d for n <= 2^31 by a multiplication.
-struct Divisor {
-    u32 magic;
-    u32 shift;
-
-    __device__ u32 divide(u32 n) const { return u32(u64(n) * magic >> shift); }
-};
-
 // One layer's table, or the part of it that is here: rows first..first + rows. Packed rows have values and scales at equal strides.
 struct Table {
     const u8* values;
@@ -65,7 +57,7 @@ struct Rows {
     Divisor by_share;
     Divisor by_units;
 };
-static_assert(sizeof(Divisor) == 8 && sizeof(Table) == 40 && sizeof(Rows) == 152, "kernels.rs mirrors these structs");
+static_assert(sizeof(Table) == 40 && sizeof(Rows) == 152, "kernels.rs mirrors these structs");
 
 // Where one row is and goes; `values` is null for a zero row, `out` for a lane without a row.
 struct Place {

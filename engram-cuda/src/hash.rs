@@ -5,7 +5,7 @@ use engram_core::{Family, Layout, Reciprocal};
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::kernels::{self, Column};
+use crate::kernels::{self, Column, Divisor};
 use crate::memory::DeviceBuffer;
 use crate::stream::StreamRef;
 use crate::view::DeviceView;
@@ -123,7 +123,7 @@ impl Hasher {
         if batch.len == 0 {
             return Ok(());
         }
-        let param = kernels::Hash {
+        let mut param = kernels::Hash {
             tokens: batch.tokens.address(),
             starts: batch.starts.address(),
             history: batch.history.address(),
@@ -137,9 +137,12 @@ impl Hasher {
             order: self.order,
             heads: self.heads,
             fill: self.fill,
+            per_token: 0.0,
+            across: 0,
+            by_across: Divisor::default(),
+            by_heads: Divisor::default(),
         };
-        let grid = [param.len.div_ceil(kernels::HASH_TOKENS), self.layers, 1];
-        let block = [kernels::HASH_THREADS, 1, 1];
+        let (grid, block) = param.plan();
         let _bound = self.device.bind()?;
         // SAFETY: the entry takes `Hash`; every array was checked to hold what its shape says, and its owner keeps it until the work is done.
         let launched = unsafe { self.device.kernels().launch(self.entry, grid, block, stream.handle(), &param) };

@@ -126,6 +126,14 @@ pub struct Hash {
     pub heads: u32,
     /// Engram: the compressed pad id. PLE: EOS.
     pub fill: i32,
+    /// `requests / len`. Set by [`Hash::plan`], as all below is.
+    pub per_token: f32,
+    /// Columns that a block takes side by side: all, or as many as it has threads.
+    pub across: u32,
+    /// Divides by `across`.
+    pub by_across: Divisor,
+    /// Divides by `heads`.
+    pub by_heads: Divisor,
 }
 
 /// One layer's table, or the part of it that is here. An array of these, one a layer, lies in device memory.
@@ -263,7 +271,8 @@ pub struct Stage {
 const _: () = {
     assert!(size_of::<Stage>() == 80);
     assert!(size_of::<Column>() == 16);
-    assert!(size_of::<Hash>() == 80);
+    assert!(size_of::<Hash>() == 104);
+    assert!(size_of::<Divisor>() == 8);
     assert!(size_of::<Table>() == 40);
     assert!(size_of::<Rows>() == 152);
 };
@@ -296,6 +305,20 @@ impl Divisor {
         #[expect(clippy::cast_possible_truncation, reason = "2^(31 + s) / divisor is below 2^32")]
         let magic = (1_u64 << shift).div_ceil(divisor as u64) as u32;
         Self { magic, shift }
+    }
+}
+
+impl Hash {
+    /// Sets `per_token`, `across` and the divisors, and gives the grid and the block.
+    #[must_use]
+    pub fn plan(&mut self) -> ([u32; 3], [u32; 3]) {
+        #[expect(clippy::cast_precision_loss, reason = "it is where a search begins")]
+        let per_token = self.requests as f32 / self.len.max(1) as f32;
+        self.per_token = per_token;
+        self.across = ((self.order - 1) * self.heads).min(HASH_THREADS);
+        self.by_across = Divisor::new(self.across);
+        self.by_heads = Divisor::new(self.heads);
+        ([self.len.div_ceil(HASH_TOKENS), self.layers, 1], [HASH_THREADS, 1, 1])
     }
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn generate() -> Result<Stub> {
 fn rustc(source: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     command
-        .args(["--edition=2024", "--crate-name=cuda", "-Cpanic=abort", "-Copt-level=s", "-Ccodegen-units=1"])
+        .args(["--edition=2021", "--crate-name=cuda", "-Cpanic=abort", "-Copt-level=s", "-Ccodegen-units=1"])
         .arg(source);
     command
 }
@@ -84,9 +84,8 @@ fn write_if_new(path: &Path, text: &str) -> Result<()> {
 
 fn text(symbols: &BTreeSet<String>, more: &str) -> String {
     // A function each, though all are alike: the linker wants the names.
-    let functions = symbols
-        .iter()
-        .map(|name| format!("#[unsafe(no_mangle)]\nextern \"C\" fn {name}() -> i32 {{\n    STUB_LIBRARY\n}}\n"));
+    let functions =
+        symbols.iter().map(|name| format!("#[no_mangle]\nextern \"C\" fn {name}() -> i32 {{\n    STUB_LIBRARY\n}}\n"));
     let head = "#![no_std]\n#![allow(non_snake_case)]\n/// `CUDA_ERROR_STUB_LIBRARY`.\nconst STUB_LIBRARY: i32 = 34;\n";
     std::iter::once(head.to_owned()).chain(functions).chain([more.to_owned()]).collect()
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every suite that runs without a GPU.
 
 use crate::process::{cargo, note, stream};
+use crate::stub;
 use anyhow::{Result, bail};
 
 /// A suite: its name and the arguments of `cargo test`.
@@ -8,17 +9,18 @@ const SUITES: [(&str, &[&str]); 7] = [
     ("engram-core", &["-p", "engram-core", "--features", "tokenizers"]),
     ("engram-ple", &["-p", "engram-ple"]),
     ("engram-loader", &["-p", "engram-loader", "--features", "cli"]),
-    ("engram-cuda", &["-p", "engram-cuda"]),
+    ("engram-cuda", &["-p", "engram-cuda", "--features", "fault-injection"]),
     ("engram-symm", &["-p", "engram-symm"]),
     ("xtask", &["-p", "xtask"]),
     ("workspace", &["-p", "engram-tests"]),
 ];
 
 pub(crate) fn run() -> Result<()> {
+    let stub = stub::generate()?;
     let mut total = 0;
     for (name, args) in SUITES {
         let (mut passed, mut ignored) = (0, 0);
-        stream(cargo().arg("test").args(args), |line| {
+        stream(cargo().arg("test").args(args).env("CUDA_LIBRARY_PATH", &stub.linked_in), |line| {
             passed += count(line, "passed");
             ignored += count(line, "ignored");
         })?;

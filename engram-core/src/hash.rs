@@ -5,9 +5,6 @@ mod avx512;
 
 use std::ops::Range;
 
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
-
 use crate::config::Family;
 use crate::layout::Layout;
 use crate::reciprocal::Reciprocal;
@@ -56,7 +53,7 @@ pub enum BatchError {
     /// An array has another length than the batch calls for.
     #[error("{what} has {found} elements, expected {expected}")]
     Length {
-        /// `history`, `ids` or `mixes`.
+        /// `tokens`, `history`, `ids` or `mixes`.
         what: &'static str,
         /// Its length.
         found: usize,
@@ -236,56 +233,54 @@ impl Hasher {
     /// # Errors
     /// If the batch is not as [`Batch`] asks, or `ids` has another length.
     pub fn ids(&self, batch: &Batch<'_>, ids: &mut [i32]) -> Result<(), BatchError> {
-        self.check(batch, ids, None)?;
-        self.run(batch, 0, ids, None)
+        check_length("ids", ids.len(), batch.tokens.len() * self.ids_per_token())?;
+        self.ids_from(batch, 0, ids)
+    }
+
+    /// As [`Hasher::ids`], for some of the tokens: those from `first` on, as many as `ids` holds whole tokens of.
+    ///
+    /// This is how a batch is spread over threads: each hashes a part of the tokens, cut anywhere, into a part of the
+    /// output. Only the tokens of the part, and the few before it, are looked at.
+    ///
+    /// # Errors
+    /// As [`Hasher::ids`], and if there are not that many tokens.
+    pub fn ids_from(&self, batch: &Batch<'_>, first: usize, ids: &mut [i32]) -> Result<(), BatchError> {
+        self.check(batch, first, ids)?;
+        self.run(batch, first, ids, None)
     }
 
     /// As [`Hasher::ids`], and the 64-bit mixes, `[tokens][layers][ngram_size - 1]`, from which the ids follow.
     ///
     /// Equal mixes of a layer and order mean equal ids in all heads of that order, so distinct n-grams are found by
-    /// comparing one number. Tokens that belong to no request have mixes of -1.
+    /// comparing one number. Tokens that belong to no request have mixes of -1, which an n-gram may have, too.
     ///
     /// # Errors
     /// As [`Hasher::ids`].
     pub fn ids_and_mixes(&self, batch: &Batch<'_>, ids: &mut [i32], mixes: &mut [i64]) -> Result<(), BatchError> {
-        self.check(batch, ids, Some(mixes))?;
-        self.run(batch, 0, ids, Some(mixes))
+        check_length("ids", ids.len(), batch.tokens.len() * self.ids_per_token())?;
+        self.ids_and_mixes_from(batch, 0, ids, mixes)
     }
 
-    /// As [`Hasher::ids`], over all threads of `pool`.
+    /// As [`Hasher::ids_and_mixes`], for the tokens from `first` on that `ids` and `mixes` have room for; see
+    /// [`Hasher::ids_from`].
     ///
     /// # Errors
-    /// As [`Hasher::ids`]; of several bad tokens, any one is named.
-    pub fn ids_on(&self, pool: &rayon::ThreadPool, batch: &Batch<'_>, ids: &mut [i32]) -> Result<(), BatchError> {
-        self.check(batch, ids, None)?;
-        let piece = piece(pool, batch);
-        let ids = ids.par_chunks_mut(piece * self.ids_per_token()).enumerate();
-        pool.install(|| ids.try_for_each(|(place, ids)| self.run(batch, place * piece, ids, None)))
-    }
-
-    /// As [`Hasher::ids_and_mixes`], over all threads of `pool`.
-    ///
-    /// # Errors
-    /// As [`Hasher::ids_on`].
-    pub fn ids_and_mixes_on(
+    /// As [`Hasher::ids_from`].
+    pub fn ids_and_mixes_from(
         &self,
-        pool: &rayon::ThreadPool,
         batch: &Batch<'_>,
+        first: usize,
         ids: &mut [i32],
         mixes: &mut [i64],
     ) -> Result<(), BatchError> {
-        self.check(batch, ids, Some(mixes))?;
-        let piece = piece(pool, batch);
-        let mixes = mixes.par_chunks_mut(piece * self.mixes_per_token());
-        let both = ids.par_chunks_mut(piece * self.ids_per_token()).zip(mixes).enumerate();
-        pool.install(|| both.try_for_each(|(place, (ids, mixes))| self.run(batch, place * piece, ids, Some(mixes))))
+        self.check(batch, first, ids)?;
+        check_length("mixes", mixes.len(), ids.len() / self.ids_per_token() * self.mixes_per_token())?;
+        self.run(batch, first, ids, Some(mixes))
     }
 
-    /// The shape of a batch and its history; tokens are checked where they are read.
-    fn check(&self, batch: &Batch<'_>, ids: &[i32], mixes: Option<&[i64]>) -> Result<(), BatchError> {
-        let length = |what, found, expected| {
-            if found == expected { Ok(()) } else { Err(BatchError::Length { what, found, expected }) }
-        };
+    /// The shape of a batch, its history, and of the output for tokens from `first` on; tokens are checked where they
+    /// are read.
+    fn check(&self, batch: &Batch<'_>, first: usize, ids: &[i32]) -> Result<(), BatchError> {
         let tokens = batch.tokens.len();
         match batch.starts.first() {
             Some(0) => {}
@@ -298,11 +293,11 @@ impl Hasher {
             }
             low = start;
         }
-        length("history", batch.history.len(), (batch.starts.len() - 1) * (self.ngram_size - 1))?;
-        length("ids", ids.len(), tokens * self.ids_per_token())?;
-        if let Some(mixes) = mixes {
-            length("mixes", mixes.len(), tokens * self.mixes_per_token())?;
-        }
+        check_length("history", batch.history.len(), (batch.starts.len() - 1) * (self.ngram_size - 1))?;
+        let after =
+            tokens.checked_sub(first).ok_or(BatchError::Length { what: "tokens", found: tokens, expected: first })?;
+        let part = (ids.len() / self.ids_per_token()).min(after);
+        check_length("ids", ids.len(), part * self.ids_per_token())?;
         let low = match self.family {
             Family::Engram => UNKNOWN,
             Family::Ple => 0,
@@ -401,9 +396,8 @@ impl Hasher {
     }
 }
 
-/// Tokens that one thread takes at once.
-fn piece(pool: &rayon::ThreadPool, batch: &Batch<'_>) -> usize {
-    batch.tokens.len().div_ceil(pool.current_num_threads() * 4).max(1024)
+fn check_length(what: &'static str, found: usize, expected: usize) -> Result<(), BatchError> {
+    if found == expected { Ok(()) } else { Err(BatchError::Length { what, found, expected }) }
 }
 
 /// A dead token, or the start of the sequence.

@@ -308,22 +308,28 @@ fn long_batches_equal_the_reference_on_any_number_of_threads() {
         let mut expected = vec![0; arrays.tokens.len() * hasher.ids_per_token()];
         let mut expected_mixes = vec![0; arrays.tokens.len() * hasher.mixes_per_token()];
         hasher.ids_and_mixes(&arrays.batch(), &mut expected, &mut expected_mixes).unwrap();
-        for threads in [1, 2, 3, 7] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let mut ids = vec![0; expected.len()];
-            hasher.ids_on(&pool, &arrays.batch(), &mut ids).unwrap();
-            assert_eq!(ids, expected, "{threads} threads");
-            let mut mixes = vec![0; arrays.tokens.len() * hasher.mixes_per_token()];
-            ids.fill(0);
-            hasher.ids_and_mixes_on(&pool, &arrays.batch(), &mut ids, &mut mixes).unwrap();
-            assert_eq!(ids, expected, "{threads} threads");
-            assert_eq!(mixes, expected_mixes, "{threads} threads");
-            arrays.tokens[9_000] = -7;
-            let error = hasher.ids_on(&pool, &arrays.batch(), &mut ids).unwrap_err();
-            assert!(matches!(error, BatchError::Token { what: "token", place: 9_000, found: -7, .. }), "{error}");
-            arrays.tokens[9_000] = expected[0] % 1_000;
-            hasher.ids_and_mixes(&arrays.batch(), &mut expected, &mut expected_mixes).unwrap();
+        let (per_token, mixes_per_token) = (hasher.ids_per_token(), hasher.mixes_per_token());
+        for part in [1, 7, 1_000, 4_096, 20_000] {
+            let (mut ids, mut mixes) = (vec![0; expected.len()], vec![0; expected_mixes.len()]);
+            let parts = ids.chunks_mut(part * per_token).zip(mixes.chunks_mut(part * mixes_per_token)).enumerate();
+            for (place, (ids, mixes)) in parts {
+                hasher.ids_and_mixes_from(&arrays.batch(), place * part, ids, mixes).unwrap();
+                ids.fill(0);
+                hasher.ids_from(&arrays.batch(), place * part, ids).unwrap();
+            }
+            assert_eq!(ids, expected, "parts of {part} tokens");
+            assert_eq!(mixes, expected_mixes, "parts of {part} tokens");
         }
+        let tokens = arrays.tokens.len();
+        let mut ids = vec![0; 2 * per_token];
+        for (first, len) in [(tokens - 1, 2 * per_token), (tokens + 1, 0), (usize::MAX, per_token), (0, per_token + 1)]
+        {
+            let error = hasher.ids_from(&arrays.batch(), first, &mut ids[..len]).unwrap_err();
+            assert!(matches!(error, BatchError::Length { .. }), "{error}");
+        }
+        arrays.tokens[9_000] = -7;
+        let error = hasher.ids_from(&arrays.batch(), 8_999, &mut ids).unwrap_err();
+        assert!(matches!(error, BatchError::Token { what: "token", place: 9_000, found: -7, .. }), "{error}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::extents::Plane;
 use crate::gather::FirstError;
-use crate::pool::Slots;
+use crate::slots::Slots;
 use crate::{Error, Pool, TableExtents, TableFile};
 use engram_ple::{SourceError, TableFormat, TableSource};
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags};

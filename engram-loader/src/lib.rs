@@ -28,6 +28,7 @@ mod requests;
 mod resident;
 mod rows_file;
 mod scale;
+mod slots;
 mod synth;
 mod table;
 mod tensors;

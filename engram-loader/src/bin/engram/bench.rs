@@ -8,6 +8,8 @@ use clap::ValueEnum;
 use engram_core::{Batch, Family, Hasher, Layout, NumpyRng, Path as HashPath, Preset, TableConfig};
 use engram_loader::{Checkpoint, Options, Pool, Progress, TableExtents, TableFile, Tokenizer};
 use engram_ple::{FormatKind, TableFormat, TableSource};
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -127,7 +129,11 @@ fn hash(args: &HashArgs) -> Result<Verdict> {
         median(|_| Ok(hasher.ids(&batch, &mut ids)?))?
     } else {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        median(|_| Ok(hasher.ids_on(&pool, &batch, &mut ids)?))?
+        let part = tokens.len().div_ceil(threads * 4).max(1024);
+        median(|_| {
+            let parts = ids.par_chunks_mut(part * hasher.ids_per_token()).enumerate();
+            Ok(pool.install(|| parts.try_for_each(|(place, ids)| hasher.ids_from(&batch, place * part, ids)))?)
+        })?
     };
     let result = HashResult {
         preset: args.preset.name(),

@@ -144,7 +144,7 @@ impl Checkpoint {
         self.layout.as_ref()
     }
 
-    /// The compressed vocabulary, where a tokenizer was read and fits the config.
+    /// The compressed vocabulary, where a tokenizer was read and fits the config, or is allowed not to.
     #[must_use]
     pub fn token_map(&self) -> Option<&TokenMap> {
         self.token_map.as_ref()

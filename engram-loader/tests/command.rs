@@ -246,6 +246,22 @@ fn raw_tokens_and_the_tokenizer() {
 }
 
 #[test]
+fn a_tokenizer_of_another_size_hashes_what_the_config_has_room_for() {
+    let folder = golden("broken/tokenizer-of-another-size");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let hash = |text: &str, more: &[&str], code| {
+        std::fs::write(file.path(), text).unwrap();
+        stderr(&exits(&[&["hash", &folder, "--requests", file.path().to_str().unwrap()], more].concat(), code))
+    };
+    let (few, allow) = (r#"{"requests": [{"tokens": [3, 4]}]}"#, ["--allow", "vocab-mismatch"]);
+    assert!(hash(few, &[], 1).contains("error[vocab-mismatch]"));
+    assert!(hash(few, &allow, 0).contains("warning[vocab-mismatch]"));
+    // The config has 50 compressed ids.
+    let message = hash(r#"{"requests": [{"tokens": [3, 200]}]}"#, &allow, 1);
+    assert!(message.contains("request 0: tokens[1] is 200"), "{message}");
+}
+
+#[test]
 fn requests_at_fault_are_named() {
     let folder = golden("ckpt/ple-bf16");
     let file = tempfile::NamedTempFile::new().unwrap();

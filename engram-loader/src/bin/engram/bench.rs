@@ -253,10 +253,11 @@ fn warm(source: &dyn TableSource, progress: &dyn Progress) -> Result<()> {
     let step = (4096 / row_bytes).max(1);
     let rows: Vec<i32> = (0..source.rows()).step_by(step).map_while(|row| i32::try_from(row).ok()).collect();
     let mut out = vec![0; 4096.min(rows.len()) * row_bytes];
-    progress.begin("warming", rows.len() as u64 * 4096);
+    let page = (step * row_bytes) as u64;
+    progress.begin("warming", rows.len() as u64 * page);
     for ids in rows.chunks(4096) {
         source.gather(ids, &mut out[..ids.len() * row_bytes])?;
-        progress.advance(ids.len() as u64 * 4096);
+        progress.advance(ids.len() as u64 * page);
     }
     progress.end();
     Ok(())

@@ -150,13 +150,13 @@ impl Device {
         Bound::new(self.inner.context)
     }
 
-    /// Runs `release` in the device's context. For destructors: errors are dropped, and a capture of the calling thread neither refuses
+    /// Runs `release` in the device's context, and tells whether it went well. For destructors: a capture of the calling thread neither refuses
     /// the calls nor is broken by them.
-    pub(crate) fn release(&self, release: impl FnOnce() -> Result<(), DriverError>) {
-        let Ok(_bound) = self.bind() else { return };
+    pub(crate) fn release(&self, release: impl FnOnce() -> Result<(), DriverError>) -> bool {
+        let Ok(_bound) = self.bind() else { return false };
         let _relaxed = Relaxed::new();
         // A destructor has nobody to report to; after a device fault every call here fails, and the process must survive that.
-        let _ = release();
+        release().is_ok()
     }
 
     /// Refuses memory that is not this device's (or, where `host` allows it, host memory that the device can read).

@@ -168,14 +168,25 @@ pub(crate) unsafe fn copy_on_device(to: u64, from: u64, bytes: usize, stream: sy
     call!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream), "copying {bytes} bytes on the device")
 }
 
+/// Where a two-dimensional copy reads or writes.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    Device(u64),
+    Host(*mut c_void),
+}
+
 /// Copies `height` lines of `width` bytes between pitched memories.
 pub(crate) unsafe fn copy_2d(
-    (to, to_pitch): (u64, usize),
+    (to, to_pitch): (Place, usize),
     (from, from_pitch): (u64, usize),
     width: usize,
     height: usize,
     stream: sys::CUstream,
 ) -> Result<()> {
+    let (to_kind, to_host, to_device) = match to {
+        Place::Device(address) => (sys::CUmemorytype::CU_MEMORYTYPE_DEVICE, ptr::null_mut(), address),
+        Place::Host(address) => (sys::CUmemorytype::CU_MEMORYTYPE_HOST, address, 0),
+    };
     let copy = sys::CUDA_MEMCPY2D_st {
         srcXInBytes: 0,
         srcY: 0,
@@ -186,9 +197,9 @@ pub(crate) unsafe fn copy_2d(
         srcPitch: from_pitch,
         dstXInBytes: 0,
         dstY: 0,
-        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        dstHost: ptr::null_mut(),
-        dstDevice: to,
+        dstMemoryType: to_kind,
+        dstHost: to_host,
+        dstDevice: to_device,
         dstArray: ptr::null_mut(),
         dstPitch: to_pitch,
         WidthInBytes: width,
@@ -358,6 +369,12 @@ pub(crate) unsafe fn launch(
         ),
         "launching {name} with {grid:?} blocks of {block:?} threads"
     )
+}
+
+/// # Safety
+/// `data` stays valid, and may be used from another thread, whenever the stream (or a graph captured from it) runs the function.
+pub(crate) unsafe fn launch_host(stream: sys::CUstream, function: sys::HostFn, data: *mut c_void) -> Result<()> {
+    call!(cuLaunchHostFunc(stream, function, data), "enqueueing a host function")
 }
 
 fn not_ready_is_false(result: Result<()>) -> Result<bool> {

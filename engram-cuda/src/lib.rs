@@ -4,13 +4,19 @@
     expect(dead_code, reason = "the host logic of the CUDA half is built and tested everywhere")
 )]
 
+mod areas;
+mod calibrate;
+mod distinct;
 mod error;
+mod gather;
 mod ids;
 pub mod kernels;
 mod load;
 mod plan;
 mod prefetch_state;
 
+#[cfg(feature = "cuda")]
+mod auto;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "cuda")]
@@ -28,6 +34,8 @@ mod prefetch;
 #[cfg(feature = "cuda")]
 mod rows;
 #[cfg(feature = "cuda")]
+mod staged;
+#[cfg(feature = "cuda")]
 mod stream;
 #[cfg(feature = "cuda")]
 mod sys;
@@ -36,6 +44,7 @@ mod table;
 #[cfg(feature = "cuda")]
 mod view;
 
+pub use calibrate::{Crossover, Measured};
 pub use error::{CudaVersion, DriverCode, DriverError, Error};
 pub use ids::{IdShape, IdType, IdsError, RowForm};
 pub use load::Progress;
@@ -53,6 +62,8 @@ pub use memory::{DeviceBuffer, PinnedBuffer, Plain, RegisteredMemory};
 pub use prefetch::Dependency;
 #[cfg(feature = "cuda")]
 pub use prefetch::{PrefetchOptions, Prefetcher};
+#[cfg(feature = "cuda")]
+pub use staged::HostIds;
 #[cfg(feature = "cuda")]
 pub use stream::{Event, Graph, Stream, StreamRef};
 #[cfg(feature = "cuda")]

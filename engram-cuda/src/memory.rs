@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -313,25 +313,36 @@ impl Registration {
     }
 }
 
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.device.release(|| {
-            // SAFETY: the context is current. Kernels that read the range must be done before it goes.
-            unsafe { driver::synchronize_context() }?;
-            for &part in &self.parts {
+impl Registration {
+    /// Unregisters all pieces, and tells whether the driver has let go of them.
+    fn undo(&mut self) -> bool {
+        let mut undone = true;
+        let parts = std::mem::take(&mut self.parts);
+        if parts.is_empty() {
+            return true;
+        }
+        let released = self.device.release(|| {
+            for part in parts {
+                // The driver waits for kernels that read the range, as it does when device memory is freed.
                 // SAFETY: the part was registered by the constructor and not undone since.
-                let _ = unsafe { driver::unregister_host(part) };
+                undone &= unsafe { driver::unregister_host(part) }.is_ok();
             }
             Ok(())
         });
+        released && undone
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.undo();
     }
 }
 
 /// Pinned host memory of exactly the size asked for, in huge pages where the system has them; kernels read it at [`PinnedBuffer::address`].
 pub struct PinnedBuffer {
-    // Declared before the memory, so that it is undone before the memory goes.
     registration: Registration,
-    memory: HostMemory,
+    memory: ManuallyDrop<HostMemory>,
 }
 
 impl PinnedBuffer {
@@ -344,7 +355,7 @@ impl PinnedBuffer {
         let memory = HostMemory::new(bytes)?;
         // SAFETY: the memory lives as long as this value, and is dropped after the registration.
         let registration = unsafe { Registration::new(device, memory.as_ptr(), bytes) }?;
-        Ok(Self { registration, memory })
+        Ok(Self { registration, memory: ManuallyDrop::new(memory) })
     }
 
     /// Where the device sees it.
@@ -409,20 +420,31 @@ impl PinnedBuffer {
 
     /// Gives the pages back to the system and keeps the addresses.
     pub(crate) fn give_back(&mut self) {
-        let device = self.registration.device.clone();
-        let address = self.registration.address;
-        self.registration = Registration { device, parts: Vec::new(), address };
-        self.memory.give_back();
+        if self.registration.undo() {
+            self.memory.give_back();
+        }
     }
 
     /// Takes pages again after [`PinnedBuffer::give_back`], at the same addresses.
     pub(crate) fn take_back(&mut self) -> Result<(), Error> {
+        // A wake that failed half way may have registered it already.
+        self.registration.undo();
         self.memory.take_back()?;
         // SAFETY: as in `new`.
         let registration =
             unsafe { Registration::new(&self.registration.device, self.memory.as_ptr(), self.memory.bytes()) }?;
         self.registration = registration;
         Ok(())
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        // Memory that the driver still knows must not be mapped anew for somebody else: it is kept instead.
+        if self.registration.undo() {
+            // SAFETY: the value is not used again.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Rows fetched ahead on a side stream.
 
-use crate::device::Device;
-use crate::driver;
+use crate::driver::{self, Place};
 use crate::error::Error;
 use crate::ids::{IdType, IdsError};
 use crate::kernels;
@@ -9,7 +8,7 @@ use crate::lookup::Lookup;
 use crate::memory::DeviceBuffer;
 use crate::prefetch_state::{Order, Scope};
 use crate::rows::{self, Blocks, Fetch};
-use crate::stream::{Event, Stream, StreamRef};
+use crate::stream::{Mark, Stream, StreamRef};
 use crate::table::Placement;
 use crate::view::{DeviceView, Ids, Output};
 
@@ -73,6 +72,8 @@ struct Ahead {
     side: Stream,
     /// The step's ids, `[tokens][layers][columns]`.
     ids: DeviceBuffer,
+    /// Its mixes, `[tokens][layers][orders]`, where the lookup takes some.
+    mixes: Option<DeviceBuffer>,
     /// Packed rows, `[layers][capacity][columns][row_bytes]`.
     rows: DeviceBuffer,
     /// The same rows as tables, one a layer, of which token `t` takes rows `t * columns` and following.
@@ -83,30 +84,6 @@ struct Ahead {
     ids_ready: Mark,
     fetched: Vec<Mark>,
     read: Vec<Mark>,
-}
-
-/// An event, and the scope in which it was recorded last: a capture may wait for its own events only.
-#[derive(Debug)]
-struct Mark {
-    event: Event,
-    recorded: Option<Scope>,
-}
-
-impl Mark {
-    fn new(device: &Device) -> Result<Self, Error> {
-        Ok(Self { event: Event::new(device)?, recorded: None })
-    }
-
-    fn record(&mut self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
-        stream.record(&self.event)?;
-        self.recorded = Some(scope);
-        Ok(())
-    }
-
-    /// Makes `stream` wait for the mark. Nothing to do where it was never set, or set in another scope: graphs are ordered by their launches.
-    fn before(&self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
-        if self.recorded == Some(scope) { Ok(stream.wait(&self.event)?) } else { Ok(()) }
-    }
 }
 
 impl Ahead {
@@ -141,6 +118,10 @@ impl Ahead {
         Ok(Self {
             side: Stream::new(device)?,
             ids: DeviceBuffer::new(device, capacity * layers * columns * options.id_type.bytes())?,
+            mixes: match lookup.orders() {
+                Some(orders) => Some(DeviceBuffer::new(device, capacity * layers * orders * size_of::<i64>())?),
+                None => None,
+            },
             tables: DeviceBuffer::from_slice(device, &words)?,
             host_tables,
             tokens: DeviceBuffer::from_slice(device, &order)?,
@@ -257,12 +238,19 @@ impl Prefetcher {
             last.before(stream, scope)?;
         }
         let own = crate::ids::IdShape::dense(shape.id_type, shape.tokens, shape.layers, shape.columns);
-        let copy = Ids::new(&ahead.ids, own)?;
+        let mut copy = Ids::new(&ahead.ids, own)?;
         let from = ids.address() + (shape.first() * id_bytes) as u64;
         if copies {
-            let to = (ahead.ids.address(), width);
+            let to = (Place::Device(ahead.ids.address()), width);
             // SAFETY: `Ids` vouches for the source; the copy's shape was checked against its buffer.
             unsafe { driver::copy_2d(to, (from, pitch.max(width)), width, shape.tokens, stream.handle()) }?;
+        }
+        if let (Some(own), Some(mixes), Some(orders)) = (&ahead.mixes, ids.mixes(), self.lookup.orders()) {
+            let (from, width) = mixes.rows(&shape, orders)?;
+            let to = (Place::Device(own.address()), width);
+            // SAFETY: the view vouches for the source, and was checked to hold the mixes; the buffer holds those of `capacity` tokens.
+            unsafe { driver::copy_2d(to, from, width, shape.tokens, stream.handle()) }?;
+            copy = copy.with_mixes(own, shape.layers * orders);
         }
         let side = ahead.side.as_ref();
         if waits || scope != Scope(None) {

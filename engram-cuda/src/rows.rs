@@ -41,13 +41,28 @@ impl Blocks {
     }
 }
 
+/// Refuses what [`enqueue`] would refuse.
+pub(crate) fn check(format: &TableFormat, fetch: &Fetch<'_>, out: &Output<'_>) -> Result<(), Error> {
+    let slot = out.slot(fetch.tokens);
+    check_output(format, fetch, out, slot)?;
+    written(fetch, out, slot).map(|_| ())
+}
+
+/// Tokens that are written, padding included; refused where their rows are too many.
+fn written(fetch: &Fetch<'_>, out: &Output<'_>, slot: usize) -> Result<u32, Error> {
+    let tokens = if out.form == RowForm::Mx { slot.next_multiple_of(128) } else { slot };
+    let rows = (tokens as u64).saturating_mul((fetch.layers.len() * fetch.columns) as u64);
+    u32::try_from(tokens).ok().filter(|_| rows <= 1 << 31).ok_or_else(|| IdsError::TooMany { rows }.into())
+}
+
 /// Refuses outputs that cannot hold the rows, and gives the tokens that one layer has room for.
 fn check_output(format: &TableFormat, fetch: &Fetch<'_>, out: &Output<'_>, slot: usize) -> Result<usize, Error> {
     out.form.check(format)?;
     let (layers, columns) = (fetch.layers.len(), fetch.columns);
-    let capacity = if out.form == RowForm::Packed { slot } else { out.capacity };
-    if slot > capacity {
-        return Err(Error::Capacity { what: "tokens are written", found: slot, capacity });
+    let end = out.skip + slot;
+    let capacity = if out.form == RowForm::Packed { end } else { out.capacity };
+    if end > capacity {
+        return Err(Error::Capacity { what: "tokens are written", found: end, capacity });
     }
     let (rows, scales) = out.form.bytes(format, layers, columns, capacity);
     if rows > out.rows.bytes() {
@@ -82,12 +97,8 @@ pub(crate) unsafe fn enqueue(
     let slot = out.slot(fetch.tokens);
     let capacity = check_output(format, fetch, out, slot)?;
     let (layers, columns) = (fetch.layers.len(), fetch.columns);
-    let written = if out.form == RowForm::Mx { slot.next_multiple_of(128) } else { slot };
-    let count = (written as u64).saturating_mul((layers * columns) as u64);
-    if count > 1 << 31 {
-        return Err(IdsError::TooMany { rows: count }.into());
-    }
-    if count == 0 {
+    let written = written(fetch, out, slot)?;
+    if written == 0 {
         return Ok(());
     }
 
@@ -112,13 +123,15 @@ pub(crate) unsafe fn enqueue(
         }
         RowForm::Mx => (columns * value_bytes, capacity * columns * value_bytes, value_bytes),
     };
+    // A whole number of tiles of 128 tokens.
+    let skipped_scales = out.form.scale_stride(format, columns, out.skip);
     // Everything below is bounded by the 2^31 rows of a call and the 2^20 elements of a row.
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let mut param = Rows {
         ids: fetch.ids.0,
         token_stride: i64::try_from(fetch.token_stride).unwrap_or(i64::MAX),
         tables: fetch.tables,
-        out: out.rows.address(),
+        out: out.rows.address() + (out.skip * out_token) as u64,
         out_token: out_token as u64,
         out_layer: out_layer as u64,
         out_column: out_column as u64,
@@ -135,7 +148,7 @@ pub(crate) unsafe fn enqueue(
         units: 0,
         tile: 0,
         global_scale: format.global_scale().unwrap_or(0.0),
-        out_scales: out.scales.map_or(0, |scales| scales.address()),
+        out_scales: out.scales.map_or(0, |scales| scales.address() + skipped_scales),
         out_scales_layer: out.form.scale_stride(format, columns, capacity),
         by_across: Divisor::default(),
         by_columns: Divisor::default(),
@@ -148,7 +161,7 @@ pub(crate) unsafe fn enqueue(
         RowForm::Dense(_) => param.float_entry(fetch.layers),
         RowForm::Mx => param.mx_entry(fetch.layers),
     };
-    let launch = param.plan(entry, narrow(written), blocks.0);
+    let launch = param.plan(entry, written, blocks.0);
     let _bound = device.bind()?;
     // SAFETY: every row entry takes `Rows`; its addresses are the caller's promise, the output was checked against its size, and the entry
     // was chosen for the alignment that they have.

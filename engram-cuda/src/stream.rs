@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use crate::device::Device;
 use crate::driver;
 use crate::error::{DriverError, Error};
+use crate::prefetch_state::Scope;
 use crate::sys;
 
 /// A stream of this crate's own: non-blocking, so the legacy default stream does not wait for it.
@@ -247,6 +248,30 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event is this value's own; the driver keeps it until its recording is reached.
         self.device.release(|| unsafe { driver::destroy_event(self.raw) });
+    }
+}
+
+/// An event, and the scope in which it was recorded last: a capture may wait for its own events only.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    event: Event,
+    recorded: Option<Scope>,
+}
+
+impl Mark {
+    pub(crate) fn new(device: &Device) -> Result<Self, Error> {
+        Ok(Self { event: Event::new(device)?, recorded: None })
+    }
+
+    pub(crate) fn record(&mut self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
+        stream.record(&self.event)?;
+        self.recorded = Some(scope);
+        Ok(())
+    }
+
+    /// Makes `stream` wait for the mark. Nothing to do where it was never set, or set in another scope: graphs are ordered by their launches.
+    pub(crate) fn before(&self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
+        if self.recorded == Some(scope) { Ok(stream.wait(&self.event)?) } else { Ok(()) }
     }
 }
 

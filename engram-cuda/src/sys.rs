@@ -23,6 +23,8 @@ impl CuResult {
     pub(crate) const NOT_READY: Self = Self(600);
 }
 
+pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
+
 macro_rules! driver_api {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {
         unsafe extern "C" {
@@ -93,4 +95,5 @@ driver_api! {
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
+    fn cuLaunchHostFunc(stream: CUstream, function: HostFn, data: *mut c_void);
 }

@@ -10,9 +10,10 @@ use engram_ple::{TableFormat, TableSource};
 use crate::device::Device;
 use crate::driver;
 use crate::error::Error;
+use crate::gather::{HostRows, HostTable};
 use crate::kernels;
 use crate::load::{self, Destination, Progress};
-use crate::memory::{DeviceBuffer, PinnedBuffer, to_usize};
+use crate::memory::{DeviceBuffer, HostMemory, PinnedBuffer, to_usize};
 use crate::plan;
 use crate::stream::{Event, Stream};
 
@@ -22,8 +23,12 @@ use crate::stream::{Event, Stream};
 pub enum Placement {
     /// Device memory: fastest.
     Device,
-    /// Pinned host memory, read by kernels through unified addresses.
+    /// Pinned host memory, read by kernels through unified addresses: best for few rows.
     Pinned,
+    /// Host memory, read by worker threads that hand the rows over in chunks: best for many rows.
+    Staged,
+    /// Pinned host memory, read in whichever of the two ways is faster for the batch at hand. Never device memory.
+    Auto,
 }
 
 /// A table of packed rows, or a rank's contiguous part of one: rows `rows()` of a larger whole. Clones share it.
@@ -50,6 +55,8 @@ struct Inner {
 enum Store {
     Device(DeviceBuffer),
     Pinned(PinnedBuffer),
+    Host(HostMemory),
+    Source(Arc<dyn TableSource>),
     Borrowed {
         values: u64,
         scales: u64,
@@ -115,11 +122,23 @@ impl Table {
         let bytes = part_bytes(source.format(), &rows);
         let store = match placement {
             Placement::Device => Store::Device(DeviceBuffer::new(device, bytes)?),
-            Placement::Pinned => Store::Pinned(PinnedBuffer::new(device, bytes)?),
+            Placement::Pinned | Placement::Auto => Store::Pinned(PinnedBuffer::new(device, bytes)?),
+            Placement::Staged => Store::Host(HostMemory::new(bytes)?),
         };
         let table = Self::from_store(device, source.format().clone(), rows, placement, store);
         table.fill(source, progress)?;
         Ok(table)
+    }
+
+    /// A staged table whose rows stay where the source has them (in a mapped checkpoint, say): worker threads read each row when a lookup
+    /// asks for it.
+    ///
+    /// # Errors
+    /// [`Error::RowRange`] for rows outside the source.
+    pub fn over(device: &Device, source: Arc<dyn TableSource>, rows: Range<u64>) -> Result<Self, Error> {
+        check_rows(&rows, source.rows())?;
+        let format = source.format().clone();
+        Ok(Self::from_store(device, format, rows, Placement::Staged, Store::Source(source)))
     }
 
     /// A table over memory of the caller's: values `[rows][value_bytes]` and, where the format has scales in its rows, scales
@@ -201,7 +220,7 @@ impl Table {
     }
 
     /// Whether loading proved that no row has a NaN code or a NaN scale, so that such bytes can serve as a mark for "not here yet". False
-    /// where nobody looked: borrowed memory.
+    /// where nobody looked: borrowed memory, and sources that are read in place.
     #[must_use]
     pub fn is_free_of_nan(&self) -> bool {
         self.inner.free_of_nan.load(Ordering::Relaxed)
@@ -217,11 +236,11 @@ impl Table {
     /// lookups find no rows.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for borrowed memory, which is not this table's to give; [`Error::Driver`].
+    /// [`Error::Invalid`] for borrowed memory and sources, which are not this table's to give; [`Error::Driver`].
     pub fn sleep(&self) -> Result<(), Error> {
         let inner = &*self.inner;
         let mut store = inner.store.write().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*store, Store::Borrowed { .. }) {
+        if matches!(*store, Store::Borrowed { .. } | Store::Source(_)) {
             return Err(Error::Invalid { what: "sleep", why: "the table does not own its memory".to_owned() });
         }
         if inner.asleep.swap(true, Ordering::AcqRel) {
@@ -242,7 +261,8 @@ impl Table {
         match &mut *store {
             Store::Device(_) => *store = Store::Nothing,
             Store::Pinned(memory) => memory.give_back(),
-            Store::Borrowed { .. } | Store::Nothing => {}
+            Store::Host(memory) => memory.give_back(),
+            Store::Source(_) | Store::Borrowed { .. } | Store::Nothing => {}
         }
         Ok(())
     }
@@ -268,7 +288,8 @@ impl Table {
                     *store = Store::Device(DeviceBuffer::new(&inner.device, part_bytes(&inner.format, &inner.rows))?);
                 }
                 Store::Pinned(memory) => memory.take_back()?,
-                Store::Device(_) | Store::Borrowed { .. } => {}
+                Store::Host(memory) => memory.take_back()?,
+                Store::Device(_) | Store::Source(_) | Store::Borrowed { .. } => {}
             }
         }
         self.fill(source, &mut |_| {})?;
@@ -298,7 +319,12 @@ impl Table {
                 let piece = plan::rows_within(LOAD_PIECE, row_bytes);
                 load::load(source, inner.rows.clone(), piece, threads, destination, progress)?
             }
-            Store::Borrowed { .. } | Store::Nothing => false,
+            Store::Host(memory) => {
+                let destination = || Ok(InPlace { memory: Sending(memory.as_ptr()), row_bytes });
+                let piece = plan::rows_within(LOAD_PIECE, row_bytes);
+                load::load(source, inner.rows.clone(), piece, threads, destination, progress)?
+            }
+            Store::Source(_) | Store::Borrowed { .. } | Store::Nothing => false,
         };
         inner.free_of_nan.store(clean, Ordering::Relaxed);
         Ok(())
@@ -335,13 +361,33 @@ impl Table {
             Store::Borrowed { values, scales, value_stride, scale_stride } => {
                 Some((*values, *scales, *value_stride, *scale_stride))
             }
-            Store::Nothing => None,
+            Store::Host(_) | Store::Source(_) | Store::Nothing => None,
         };
         let (values, scales, value_stride, scale_stride) = place.unwrap_or_default();
         // `check_rows` keeps both below 2^31.
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         let count = if place.is_some() { narrow(rows.end - rows.start) } else { 0 };
         kernels::Table { values, scales, value_stride, scale_stride, first: narrow(rows.start), rows: count }
+    }
+}
+
+impl HostTable for Table {
+    fn rows(&self) -> Range<u64> {
+        self.inner.rows.clone()
+    }
+
+    fn read(&self, read: &mut dyn FnMut(Option<HostRows<'_>>)) {
+        // Held while the rows are read, so that `sleep` waits for that.
+        let store = self.store();
+        if self.is_asleep() {
+            return read(None);
+        }
+        match &*store {
+            Store::Pinned(memory) => read(Some(HostRows::Memory(memory.as_ptr()))),
+            Store::Host(memory) => read(Some(HostRows::Memory(memory.as_ptr()))),
+            Store::Source(source) => read(Some(HostRows::Source(&**source))),
+            Store::Device(_) | Store::Borrowed { .. } | Store::Nothing => read(None),
+        }
     }
 }
 

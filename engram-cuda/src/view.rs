@@ -45,11 +45,36 @@ impl<'a> From<&'a DeviceBuffer> for DeviceView<'a> {
     }
 }
 
+/// Mixes in device memory, i64 `[tokens][layers][orders]`, of the same layers as the ids beside them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mixes<'a> {
+    pub(crate) memory: DeviceView<'a>,
+    /// From a token's mixes to the next token's.
+    pub(crate) token_stride: usize,
+}
+
+impl Mixes<'_> {
+    /// Where the mixes of a view's layers lie, as address and pitch of a copy, and how many bytes a token has; refused where the memory ends
+    /// before they do.
+    pub(crate) fn rows(&self, shape: &IdShape, orders: usize) -> Result<((u64, usize), usize), Error> {
+        let bytes = size_of::<i64>();
+        let end = (shape.first_layer + shape.layers) * orders;
+        let needed = (shape.tokens.saturating_sub(1) * self.token_stride + end) as u64 * bytes as u64;
+        if self.memory.bytes() < needed || (shape.tokens > 1 && end > self.token_stride) {
+            return Err(Error::TooSmall { what: "the mixes", found: self.memory.bytes(), needed });
+        }
+        let width = shape.layers * orders * bytes;
+        let from = self.memory.address() + (shape.first_layer * orders * bytes) as u64;
+        Ok(((from, (self.token_stride * bytes).max(width)), width))
+    }
+}
+
 /// Ids in device memory, as a strided view.
 #[derive(Clone, Copy, Debug)]
 pub struct Ids<'a> {
     address: u64,
     shape: IdShape,
+    mixes: Option<Mixes<'a>>,
     _owner: PhantomData<&'a DeviceBuffer>,
 }
 
@@ -61,7 +86,14 @@ impl<'a> Ids<'a> {
     pub fn new(memory: impl Into<DeviceView<'a>>, shape: IdShape) -> Result<Self, Error> {
         let memory = memory.into();
         shape.check(memory.address, memory.bytes)?;
-        Ok(Self { address: memory.address, shape, _owner: PhantomData })
+        Ok(Self { address: memory.address, shape, mixes: None, _owner: PhantomData })
+    }
+
+    /// Adds the n-grams' mixes as the hash gives them, `[tokens][layers][orders]`, tokens `token_stride` mixes apart. Equal mixes (of one layer
+    /// and order) mean equal ids in all heads: a staged lookup then finds repeated n-grams by them. Other lookups ignore them.
+    #[must_use]
+    pub fn with_mixes(self, memory: impl Into<DeviceView<'a>>, token_stride: usize) -> Self {
+        Self { mixes: Some(Mixes { memory: memory.into(), token_stride }), ..self }
     }
 
     /// Their shape.
@@ -74,10 +106,21 @@ impl<'a> Ids<'a> {
         self.address
     }
 
+    pub(crate) fn mixes(&self) -> Option<&Mixes<'a>> {
+        self.mixes.as_ref()
+    }
+
     /// The same memory seen as one layer, counted from the view's first.
     pub(crate) fn layer(&self, layer: usize) -> Self {
         let shape = IdShape { first_layer: self.shape.first_layer + layer, layers: 1, ..self.shape };
         Self { shape, ..*self }
+    }
+
+    /// The tokens from `from` on, `count` of them; without their mixes unless they are the first ones.
+    pub(crate) fn tokens(&self, from: usize, count: usize) -> Self {
+        let skipped = from * self.shape.token_stride * self.shape.id_type.bytes();
+        let mixes = self.mixes.filter(|_| from == 0);
+        Self { address: self.address + skipped as u64, shape: IdShape { tokens: count, ..self.shape }, mixes, ..*self }
     }
 }
 
@@ -89,29 +132,36 @@ pub struct Output<'a> {
     pub(crate) scales: Option<DeviceView<'a>>,
     pub(crate) capacity: usize,
     pub(crate) slot: usize,
+    /// Tokens before the first that is written.
+    pub(crate) skip: usize,
 }
 
 impl<'a> Output<'a> {
     /// Stored bytes, `[token][layer][column][row_bytes]`.
     pub fn packed(rows: impl Into<DeviceView<'a>>) -> Self {
-        Self { form: RowForm::Packed, rows: rows.into(), scales: None, capacity: usize::MAX, slot: 0 }
+        Self { form: RowForm::Packed, rows: rows.into(), scales: None, capacity: usize::MAX, slot: 0, skip: 0 }
     }
 
     /// Numbers of this type, `[layer][capacity][columns * width]`: E4M3 rows decoded to bf16 or f16, or unquantised rows as they are.
     pub fn dense(rows: impl Into<DeviceView<'a>>, output: engram_ple::OutputType, capacity: usize) -> Self {
-        Self { form: RowForm::Dense(output), rows: rows.into(), scales: None, capacity, slot: 0 }
+        Self { form: RowForm::Dense(output), rows: rows.into(), scales: None, capacity, slot: 0, skip: 0 }
     }
 
     /// MX: values `[layer][capacity][columns * width]`, and scales in tiles of 128 tokens by 4 groups, each layer's padded to `capacity`
     /// rounded up to 128 tokens.
     pub fn mx(values: impl Into<DeviceView<'a>>, scales: impl Into<DeviceView<'a>>, capacity: usize) -> Self {
-        Self { form: RowForm::Mx, rows: values.into(), scales: Some(scales.into()), capacity, slot: 0 }
+        Self { form: RowForm::Mx, rows: values.into(), scales: Some(scales.into()), capacity, slot: 0, skip: 0 }
     }
 
     /// Writes zero rows for tokens past the ids' last, up to `slot` tokens in all.
     #[must_use]
     pub fn padded_to(self, slot: usize) -> Self {
         Self { slot, ..self }
+    }
+
+    /// The same output for the tokens from `skip` on.
+    pub(crate) fn after(self, skip: usize) -> Self {
+        Self { skip: self.skip + skip, slot: self.slot.saturating_sub(skip), ..self }
     }
 
     /// Tokens that are written for ids of `tokens` tokens.

@@ -6,7 +6,7 @@ use engram_cuda::{
 };
 use engram_ple::{FormatKind, OutputType, SynthSource, TableSource};
 
-const PLACEMENTS: [Placement; 2] = [Placement::Device, Placement::Pinned];
+const PLACEMENTS: [Placement; 3] = [Placement::Device, Placement::Pinned, Placement::Staged];
 
 #[test]
 #[ignore = "needs a CUDA device"]

@@ -9,4 +9,5 @@ mod large;
 mod lookup;
 mod memory;
 mod prefetch;
+mod staged;
 mod table;

@@ -74,7 +74,7 @@ fn values_may_be_dropped_in_any_order_on_any_thread() {
 fn a_buffer_dropped_during_a_capture_does_not_break_it() {
     let stream = Stream::new(device()).unwrap();
     let kept = DeviceBuffer::from_slice(device(), &[0u8; 4]).unwrap();
-    let doomed = DeviceBuffer::new(device(), 1 << 20).unwrap();
+    let doomed = (DeviceBuffer::new(device(), 1 << 20).unwrap(), PinnedBuffer::new(device(), 1 << 20).unwrap());
     let mut graph = stream
         .capture(|stream| {
             drop(doomed);
@@ -85,4 +85,32 @@ fn a_buffer_dropped_during_a_capture_does_not_break_it() {
     unsafe { graph.launch(stream.as_ref()) }.unwrap();
     stream.synchronize().unwrap();
     assert_eq!(kept.read::<u8>(0, 4).unwrap(), [9; 4]);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn memory_dropped_while_a_kernel_reads_it_stays_until_the_kernel_is_done() {
+    let (rows, count) = (400_000u64, 3_000_000);
+    let format = format(engram_ple::FormatKind::E4m3Global, 256);
+    let source = engram_ple::SynthSource::new(format.clone(), 1, 0, rows);
+    let ids: Vec<i32> = (0..count).map(|k| i32::try_from(k * 7919 % 400_000).unwrap()).collect();
+    for placement in [engram_cuda::Placement::Pinned, engram_cuda::Placement::Device] {
+        let table = engram_cuda::Table::load(device(), &source, 0..rows, placement).unwrap();
+        let mut lookup = engram_cuda::Lookup::new(&[table], 100, &engram_cuda::LookupOptions::default()).unwrap();
+        let (memory, out) = (upload(&ids), poisoned(&format, 1, 100, engram_cuda::RowForm::Packed, count / 100));
+        let stream = Stream::new(device()).unwrap();
+        lookup
+            .run(&view(&memory, engram_cuda::IdType::I32, count / 100, 1, 100), &out.output(), stream.as_ref())
+            .unwrap();
+        // The lookup holds the last handle of the table.
+        drop((lookup, memory));
+        stream.synchronize().unwrap();
+        let expected =
+            reference(&[(&source, 0..rows)], &ids[..10_000], 100, engram_cuda::RowForm::Packed, (100, 100), POISON);
+        assert_same(&out.rows.read::<u8>(0, expected.rows.len()).unwrap(), &expected.rows, "rows");
+        let last = (count - 100) * 256;
+        let tail =
+            reference(&[(&source, 0..rows)], &ids[count - 100..], 100, engram_cuda::RowForm::Packed, (1, 1), POISON);
+        assert_same(&out.rows.read::<u8>(last, 25_600).unwrap(), &tail.rows, "last rows");
+    }
 }

@@ -102,8 +102,8 @@ impl Round {
 
 #[test]
 #[ignore = "needs a CUDA device"]
-fn eager_rounds_are_right_on_device_and_pinned_tables() {
-    for placement in [Placement::Device, Placement::Pinned] {
+fn eager_rounds_are_right_wherever_the_table_is() {
+    for placement in [Placement::Device, Placement::Pinned, Placement::Staged, Placement::Auto] {
         let mut round = Round::new(placement, 200, 50_000);
         let mut random = Random(1);
         for _ in 0..5 {
@@ -143,7 +143,7 @@ fn launch(graph: &mut Graph, stream: &Stream) {
 #[ignore = "needs a CUDA device"]
 fn both_in_one_graph_whose_replays_see_new_ids() {
     let mut random = Random(3);
-    for placement in [Placement::Device, Placement::Pinned] {
+    for placement in [Placement::Device, Placement::Pinned, Placement::Staged] {
         // The first start ever is a captured one.
         let mut round = Round::new(placement, 64, 10_000);
         let stream = Stream::new(device()).unwrap();
@@ -360,4 +360,40 @@ fn ten_thousand_rounds_with_random_delays() {
         }
     }
     round.stream.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn mixes_travel_with_the_ids() {
+    let format = format(FormatKind::E4m3Global, 160);
+    let (rows, heads, orders, tokens) = (9000u64, 4, 2, 500);
+    let mut options = LookupOptions::default();
+    options.heads = Some(heads);
+    let bench = bench_with(&format, rows, LAYERS, heads * orders, Placement::Staged, &options);
+    let sources: Vec<(&dyn TableSource, std::ops::Range<u64>)> =
+        bench.sources.iter().map(|s| (s as _, 0..rows)).collect();
+    let stream = Stream::new(device()).unwrap();
+    let mut random = Random(8);
+    // Few n-grams, each with ids and a mix of its own.
+    let grams: Vec<u64> = (0..tokens * LAYERS * orders).map(|_| random.below(60)).collect();
+    let ids: Vec<i32> = grams
+        .iter()
+        .flat_map(|gram| (0..heads as u64).map(move |head| i32::try_from(gram * 149 + head).unwrap()))
+        .collect();
+    let mixes: Vec<i64> = grams.iter().map(|&gram| i64::try_from(gram).unwrap() - 30).collect();
+    let (id_memory, mix_memory) = (upload(&ids), DeviceBuffer::from_slice(device(), &mixes).unwrap());
+    let mut prefetcher = Prefetcher::new(bench.lookup, PrefetchOptions::new(tokens), stream.as_ref()).unwrap();
+    let view = view(&id_memory, IdType::I32, tokens, LAYERS, heads * orders).with_mixes(&mix_memory, LAYERS * orders);
+    for _ in 0..3 {
+        prefetcher.start(&view, stream.as_ref()).unwrap();
+        for layer in 0..LAYERS {
+            let out = poisoned(&format, 1, heads * orders, FORM, tokens);
+            prefetcher.finish(layer, &view, &out.output(), stream.as_ref()).unwrap();
+            stream.synchronize().unwrap();
+            let width = heads * orders;
+            let seen: Vec<i32> =
+                ids.chunks(LAYERS * width).flat_map(|ids| ids[layer * width..(layer + 1) * width].to_vec()).collect();
+            out.assert(&reference(&sources[layer..=layer], &seen, width, FORM, (tokens, tokens), POISON));
+        }
+    }
 }

@@ -9,7 +9,7 @@ use engram_ple::{FormatKind, MemorySource, SynthSource, TableFormat, TableSource
 fn a_part_is_loaded_with_progress_and_proven_free_of_nan() {
     let format = format(FormatKind::E4m3E8m0x32, 256);
     let source = SynthSource::new(format.clone(), 3, 0, 400_000);
-    for placement in [Placement::Device, Placement::Pinned] {
+    for placement in [Placement::Device, Placement::Pinned, Placement::Staged] {
         let mut seen: Vec<Progress> = Vec::new();
         let part = 100_000..390_001;
         let table =

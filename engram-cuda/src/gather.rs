@@ -1,0 +1,941 @@
+//! Rows gathered by threads of the host: from a table in host memory into chunks that a kernel is waiting for.
+
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use engram_ple::TableSource;
+
+use crate::areas::Areas;
+use crate::distinct::{Distinct, Switch};
+
+/// How rows are read on the host.
+pub(crate) enum HostRows<'a> {
+    /// The part's packed rows, one after the other.
+    Memory(*const u8),
+    /// A source of the whole table.
+    Source(&'a dyn TableSource),
+}
+
+/// A table, or a part of one, that threads of the host can read.
+pub(crate) trait HostTable: Send + Sync {
+    /// The rows that are here.
+    fn rows(&self) -> Range<u64>;
+
+    /// Calls `read` with the rows, or with nothing where there are none now.
+    fn read(&self, read: &mut dyn FnMut(Option<HostRows<'_>>));
+}
+
+/// Whether groups are n-gram orders, told by mixes, or single columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Grouping {
+    Orders = 0,
+    Columns = 1,
+}
+
+/// One lookup's work for the threads: what to gather from where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) grouping: Grouping,
+    pub(crate) tokens: usize,
+    pub(crate) first_layer: usize,
+    pub(crate) layers: usize,
+    /// `[tokens][layers][columns]`, i32, or i64 where `wide`.
+    pub(crate) ids: *const u8,
+    pub(crate) wide: bool,
+    /// `[tokens][layers][orders]`; null with [`Grouping::Columns`].
+    pub(crate) mixes: *const i64,
+    /// Cleared when the run is over, where the ids' memory is to be used again.
+    pub(crate) busy: *const AtomicBool,
+}
+
+impl Run {
+    /// The power of two of its tokens.
+    fn size(&self) -> usize {
+        self.tokens.max(1).ilog2() as usize
+    }
+}
+
+// SAFETY: the pointers name memory of the lookup that made the run, which outlives it.
+unsafe impl Send for Run {}
+// SAFETY: as for `Send`; the memory is only read (the flag is atomic) while the run lasts.
+unsafe impl Sync for Run {}
+
+/// A run, and the work that it belongs to: what a host function gets.
+pub(crate) struct Announcement {
+    pub(crate) work: Arc<Work>,
+    pub(crate) run: Run,
+}
+
+/// Pinned memory that the threads write and a kernel reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Chunks {
+    /// Slots and areas.
+    pub(crate) rows: *mut u8,
+    /// One word a chunk: run << 32 | bytes.
+    pub(crate) ready: *const AtomicU64,
+    /// Runs that the kernel has finished, and the last one that it gave up waiting for.
+    pub(crate) status: *const [AtomicU32; 2],
+}
+
+// SAFETY: the memory belongs to the lookup, which outlives the threads; threads write disjoint chunks of it.
+unsafe impl Send for Chunks {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Chunks {}
+
+/// What the threads of one lookup share.
+pub(crate) struct Work {
+    tables: Vec<Arc<dyn HostTable>>,
+    /// By [`Grouping`].
+    areas: [Areas; 2],
+    columns: usize,
+    chunks: Chunks,
+    /// Announced and not yet begun.
+    next: AtomicPtr<Announcement>,
+    /// The number of the run that is announced.
+    next_number: AtomicU32,
+    /// The number of the run begun last.
+    number: AtomicU32,
+    /// Whether threads may be in a run.
+    active: AtomicBool,
+    groups: Vec<Group>,
+    next_group: AtomicUsize,
+    /// Groups not yet numbered.
+    open: AtomicUsize,
+    next_slots: AtomicUsize,
+    look: AtomicBool,
+    /// Whether the device's slots are those of a run without repeats, for at least this many tokens, in this grouping (0) or that (1).
+    plain_slots: [AtomicUsize; 2],
+    /// By grouping and size (power of two): steps that decode do not repeat, prompts do.
+    switches: Mutex<[[Switch; usize::BITS as usize]; 2]>,
+    /// Share of distinct keys in the last run that looked, as f32 bits.
+    distinct_share: AtomicU32,
+    keys: AtomicUsize,
+    distinct: AtomicUsize,
+    failed: AtomicBool,
+    failure: Mutex<Option<String>>,
+    /// Woken by announcements.
+    lead: Mutex<Option<Thread>>,
+}
+
+/// A group of columns of one layer in the current run.
+struct Group {
+    /// Entries to gather, or [`Group::OPEN`] before they are numbered.
+    found: AtomicU32,
+    next_chunk: AtomicUsize,
+    numbers: RwLock<Numbers>,
+}
+
+#[derive(Default)]
+struct Numbers {
+    /// The first token of each entry.
+    first: Vec<u32>,
+    /// The entry of each token; u32::MAX for zero rows.
+    entry: Vec<u32>,
+}
+
+impl Group {
+    const OPEN: u32 = u32::MAX;
+}
+
+impl Work {
+    pub(crate) fn new(
+        tables: Vec<Arc<dyn HostTable>>,
+        areas: [Areas; 2],
+        columns: usize,
+        capacity: usize,
+        chunks: Chunks,
+    ) -> Self {
+        let groups = tables.len() * areas[0].groups.max(areas[1].groups);
+        let group = || Group {
+            found: AtomicU32::new(0),
+            next_chunk: AtomicUsize::new(0),
+            numbers: RwLock::new(Numbers { first: vec![0; capacity], entry: vec![0; capacity] }),
+        };
+        Self {
+            tables,
+            areas,
+            columns,
+            chunks,
+            next: AtomicPtr::new(ptr::null_mut()),
+            next_number: AtomicU32::new(0),
+            number: AtomicU32::new(0),
+            active: AtomicBool::new(false),
+            groups: (0..groups).map(|_| group()).collect(),
+            next_group: AtomicUsize::new(0),
+            open: AtomicUsize::new(0),
+            next_slots: AtomicUsize::new(0),
+            look: AtomicBool::new(false),
+            plain_slots: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            switches: Mutex::new(std::array::from_fn(|_| std::array::from_fn(|_| Switch::default()))),
+            distinct_share: AtomicU32::new(1.0f32.to_bits()),
+            keys: AtomicUsize::new(0),
+            distinct: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            lead: Mutex::new(None),
+        }
+    }
+
+    /// Share of distinct keys in the last run that looked for repeats.
+    pub(crate) fn distinct_share(&self) -> f32 {
+        f32::from_bits(self.distinct_share.load(Ordering::Relaxed))
+    }
+
+    /// Takes the failure of an earlier run, if there was one.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if !self.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        self.failed.store(false, Ordering::Relaxed);
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn fail(&self, why: String) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Hands a run to the threads. Called when the stream reaches it, so one at a time unless graphs of one lookup overlap.
+    ///
+    /// # Safety
+    /// The announcement stays where it is until the run is over.
+    pub(crate) unsafe fn announce(&self, announcement: *const Announcement) {
+        let status = self.status();
+        let finished = status[0].load(Ordering::Acquire);
+        if status[1].load(Ordering::Relaxed) == finished && finished != 0 {
+            status[1].store(0, Ordering::Relaxed);
+            self.plain_slots.iter().for_each(|tokens| tokens.store(0, Ordering::Relaxed));
+            self.fail("the worker threads were too late: that lookup gave zero rows".to_owned());
+        }
+        // A run is numbered by what the kernel has finished, so a run that came too late leaves no trace in the next one.
+        self.next_number.store(finished.wrapping_add(1), Ordering::Relaxed);
+        let unfinished = self.number.load(Ordering::Acquire).wrapping_sub(finished);
+        let waiting = self.next.swap(announcement.cast_mut(), Ordering::AcqRel);
+        if !waiting.is_null() || unfinished != 0 && unfinished <= u32::MAX / 2 {
+            self.fail("two runs of one lookup overlapped: order the launches of its graphs".to_owned());
+        }
+        if let Some(lead) = self.lead.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            lead.unpark();
+        }
+    }
+
+    /// Waits until the threads are out of every run that was announced.
+    pub(crate) fn settle(&self) {
+        while !self.next.load(Ordering::Acquire).is_null() || self.active.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    fn status(&self) -> &[AtomicU32; 2] {
+        // SAFETY: the pinned words outlive the threads, and every access of the host's to them is atomic.
+        unsafe { &*self.chunks.status }
+    }
+
+    /// Prepares a run; the threads then call [`Work::gather`].
+    fn begin(&self, run: &Run) {
+        self.number.store(self.next_number.load(Ordering::Relaxed), Ordering::Release);
+        let groups = run.layers * self.areas[run.grouping as usize].groups;
+        let look =
+            self.switches.lock().unwrap_or_else(PoisonError::into_inner)[run.grouping as usize][run.size()].look();
+        self.look.store(look, Ordering::Relaxed);
+        self.keys.store(0, Ordering::Relaxed);
+        self.distinct.store(0, Ordering::Relaxed);
+        // Without a look every token is an entry, so all groups are ready at once.
+        let found = if look { Group::OPEN } else { u32::try_from(run.tokens).unwrap_or(u32::MAX - 1) };
+        for group in &self.groups[..groups] {
+            group.found.store(found, Ordering::Relaxed);
+            group.next_chunk.store(0, Ordering::Relaxed);
+        }
+        self.open.store(if look { groups } else { 0 }, Ordering::Relaxed);
+        self.next_group.store(if look { 0 } else { groups }, Ordering::Relaxed);
+        self.next_slots.store(0, Ordering::Release);
+    }
+
+    /// Closes a run that all threads have left.
+    fn end(&self, run: &Run) {
+        if self.look.load(Ordering::Relaxed) {
+            let keys = self.keys.load(Ordering::Relaxed).max(1);
+            #[expect(clippy::cast_precision_loss, reason = "a share")]
+            let share = self.distinct.load(Ordering::Relaxed) as f32 / keys as f32;
+            self.distinct_share.store(share.to_bits(), Ordering::Relaxed);
+            self.switches.lock().unwrap_or_else(PoisonError::into_inner)[run.grouping as usize][run.size()]
+                .found(share);
+        } else {
+            self.distinct_share.store(1.0f32.to_bits(), Ordering::Relaxed);
+        }
+        let plain = !self.look.load(Ordering::Relaxed) && run.layers == self.areas[run.grouping as usize].layers;
+        let known = &self.plain_slots[run.grouping as usize];
+        known.store(if plain { run.tokens.max(known.load(Ordering::Relaxed)) } else { 0 }, Ordering::Relaxed);
+        // Both groupings share the memory, and the layers of a run decide how slots lie.
+        self.plain_slots[1 - run.grouping as usize].store(0, Ordering::Relaxed);
+        if !run.busy.is_null() {
+            // SAFETY: the flag outlives the run.
+            unsafe { &*run.busy }.store(false, Ordering::Release);
+        }
+    }
+
+    /// One thread's part of a run: it numbers groups, fills slots and gathers chunks until nothing is left to take.
+    fn gather(&self, run: &Run, thread: &mut Scratch) {
+        let areas = &self.areas[run.grouping as usize];
+        let groups = run.layers * areas.groups;
+        loop {
+            let group = self.next_group.fetch_add(1, Ordering::Relaxed);
+            if group >= groups {
+                break;
+            }
+            self.number_group(run, areas, group, &mut thread.distinct);
+        }
+        loop {
+            let mut waiting = false;
+            if self.open.load(Ordering::Acquire) == 0 {
+                self.fill_slots(run, areas);
+            } else {
+                waiting = true;
+            }
+            for (index, group) in self.groups[..groups].iter().enumerate() {
+                let found = group.found.load(Ordering::Acquire);
+                if found == Group::OPEN {
+                    waiting = true;
+                    continue;
+                }
+                let used = areas.used(run.tokens);
+                loop {
+                    let k = group.next_chunk.fetch_add(1, Ordering::Relaxed);
+                    if k >= used {
+                        break;
+                    }
+                    self.gather_chunk(run, areas, index, k, found as usize, thread);
+                }
+            }
+            if !waiting {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Numbers the distinct n-grams (or ids) of a group.
+    fn number_group(&self, run: &Run, areas: &Areas, group: usize, distinct: &mut Distinct) {
+        let mut numbers = self.groups[group].numbers.write().unwrap_or_else(PoisonError::into_inner);
+        let Numbers { first, entry } = &mut *numbers;
+        let ids = self.ids_of(run, areas, group);
+        let per_token = run.layers * areas.groups;
+        let key = |token: usize| {
+            let id = ids.get(token, 0);
+            if id < 0 {
+                // Dead or past the end: nothing to number by. Such entries are zero rows, or on their own.
+                return None;
+            }
+            if run.mixes.is_null() {
+                return Some(id);
+            }
+            // SAFETY: mixes are `[tokens][layers][orders]`.
+            Some(unsafe { run.mixes.wrapping_add(token * per_token + group).read() })
+        };
+        let found = distinct.number(run.tokens, key, first, |token, number| entry[token] = number);
+        for (token, entry) in entry[..run.tokens].iter_mut().enumerate() {
+            if ids.get(token, 0) < 0 && (0..areas.share).all(|column| ids.get(token, column) < 0) {
+                *entry = u32::MAX;
+            }
+        }
+        drop(numbers);
+        self.keys.fetch_add(run.tokens, Ordering::Relaxed);
+        self.distinct.fetch_add(found, Ordering::Relaxed);
+        self.groups[group].found.store(u32::try_from(found).unwrap_or(u32::MAX - 1), Ordering::Release);
+        self.open.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Writes and publishes slots, a chunk at a time, when all groups are numbered.
+    fn fill_slots(&self, run: &Run, areas: &Areas) {
+        let per_token = run.layers * areas.groups;
+        let slots = run.tokens * per_token;
+        let per_chunk = areas.chunk_bytes() / 4;
+        let looked = self.look.load(Ordering::Relaxed);
+        // The device still has them from the last run, if both went without repeats and over the same layers.
+        let known = !looked
+            && run.layers == areas.layers
+            && self.plain_slots[run.grouping as usize].load(Ordering::Relaxed) >= run.tokens;
+        loop {
+            let k = self.next_slots.fetch_add(1, Ordering::Relaxed);
+            if k >= areas.slot_chunks {
+                return;
+            }
+            let range = (k * per_chunk).min(slots)..((k + 1) * per_chunk).min(slots);
+            let bytes = if known { 0 } else { range.len() * 4 };
+            if bytes > 0 {
+                // SAFETY: slots lie at the start of the rows' memory.
+                let to = unsafe { self.chunks.rows.cast::<i32>().add(range.start) };
+                let write = |at: usize, slot: usize| {
+                    // SAFETY: inside this thread's chunk. Slots are below 2^31, as rows are.
+                    unsafe { to.wrapping_add(at).write(i32::try_from(slot).unwrap_or(-1)) }
+                };
+                let mut token = range.start / per_token;
+                let mut group = range.start % per_token;
+                if looked {
+                    let numbers: Vec<_> = self.groups[..per_token]
+                        .iter()
+                        .map(|group| group.numbers.read().unwrap_or_else(PoisonError::into_inner))
+                        .collect();
+                    for at in 0..range.len() {
+                        match numbers[group].entry[token] {
+                            u32::MAX => write(at, usize::MAX),
+                            entry => write(at, areas.slot(group % areas.groups, entry as usize)),
+                        }
+                        group += 1;
+                        if group == per_token {
+                            (group, token) = (0, token + 1);
+                        }
+                    }
+                } else {
+                    for at in 0..range.len() {
+                        write(at, areas.slot(group % areas.groups, token));
+                        group += 1;
+                        if group == per_token {
+                            (group, token) = (0, token + 1);
+                        }
+                    }
+                }
+            }
+            self.publish(k, bytes);
+        }
+    }
+
+    /// Copies the rows of one chunk's entries and publishes it.
+    fn gather_chunk(&self, run: &Run, areas: &Areas, group: usize, k: usize, found: usize, thread: &mut Scratch) {
+        let chunk = areas.first_chunk(group) + k;
+        let entries = areas.entries_of(k, found);
+        let bytes = entries.len() * areas.share * areas.row_bytes;
+        if bytes > 0 {
+            // SAFETY: the chunk lies inside the rows' memory.
+            let to = unsafe { self.chunks.rows.add(chunk * areas.chunk_bytes()) };
+            let table = &self.tables[run.first_layer + group / areas.groups];
+            let numbers = self.groups[group].numbers.read().unwrap_or_else(PoisonError::into_inner);
+            let looked = self.look.load(Ordering::Relaxed);
+            let ids = self.ids_of(run, areas, group);
+            thread.ids.clear();
+            for entry in entries {
+                let token = if looked { numbers.first[entry] as usize } else { entry };
+                thread.ids.extend((0..areas.share).map(|column| ids.get(token, column)));
+            }
+            drop(numbers);
+            self.copy_rows(&**table, areas.row_bytes, to, bytes, thread);
+        }
+        self.publish(chunk, bytes);
+    }
+
+    fn copy_rows(&self, table: &dyn HostTable, row_bytes: usize, to: *mut u8, bytes: usize, thread: &mut Scratch) {
+        let Scratch { ids, sources, narrow, .. } = thread;
+        let rows = table.rows();
+        let row = |id: i64| u64::try_from(id).ok().filter(|id| rows.contains(id));
+        table.read(&mut |host| match host {
+            Some(HostRows::Memory(base)) => {
+                sources.clear();
+                sources.extend(ids.iter().map(|&id| match row(id) {
+                    // Rows that are here lie inside the table's memory, so the offset fits.
+                    Some(row) => base.wrapping_add(usize::try_from(row - rows.start).unwrap_or(0) * row_bytes),
+                    None => ptr::null(),
+                }));
+                // SAFETY: the sources are rows of the table, which `read` keeps alive; the chunk is this thread's own.
+                unsafe { copy::rows(sources, row_bytes, to) };
+            }
+            Some(HostRows::Source(source)) => {
+                narrow.clear();
+                narrow.extend(ids.iter().map(|&id| row(id).and_then(|row| i32::try_from(row).ok()).unwrap_or(-1)));
+                // SAFETY: the chunk is this thread's own, and no kernel reads it before it is published.
+                let out = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
+                if let Err(error) = source.gather(narrow, out) {
+                    out.fill(0);
+                    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+                    self.fail(format!("{error}{cause}"));
+                }
+            }
+            None => {
+                // SAFETY: as above.
+                unsafe { ptr::write_bytes(to, 0, bytes) };
+                self.fail("the table is asleep: call `wake` first".to_owned());
+            }
+        });
+    }
+
+    /// Hands a chunk over. All that this thread wrote before is visible to whoever sees this.
+    fn publish(&self, chunk: usize, bytes: usize) {
+        let run = u64::from(self.number.load(Ordering::Relaxed));
+        // SAFETY: one word a chunk.
+        let ready = unsafe { &*self.chunks.ready.wrapping_add(chunk) };
+        ready.store(run << 32 | bytes as u64, Ordering::Release);
+    }
+
+    fn ids_of<'a>(&'a self, run: &'a Run, areas: &Areas, group: usize) -> IdsOf<'a> {
+        let first = group / areas.groups * self.columns + group % areas.groups * areas.share;
+        IdsOf { run, stride: run.layers * self.columns, first }
+    }
+}
+
+/// The ids of a group's columns.
+struct IdsOf<'a> {
+    run: &'a Run,
+    stride: usize,
+    first: usize,
+}
+
+impl IdsOf<'_> {
+    fn get(&self, token: usize, column: usize) -> i64 {
+        let at = token * self.stride + self.first + column;
+        if self.run.wide {
+            // SAFETY: ids are `[tokens][layers][columns]`.
+            unsafe { self.run.ids.cast::<i64>().wrapping_add(at).read() }
+        } else {
+            // SAFETY: as above.
+            i64::from(unsafe { self.run.ids.cast::<i32>().wrapping_add(at).read() })
+        }
+    }
+}
+
+/// Memory that a thread works in, allocated once.
+struct Scratch {
+    distinct: Distinct,
+    ids: Vec<i64>,
+    sources: Vec<*const u8>,
+    narrow: Vec<i32>,
+}
+
+// SAFETY: the pointers are used only while they are fresh, by the thread that made them.
+unsafe impl Send for Scratch {}
+
+impl Scratch {
+    fn new(work: &Work, capacity: usize) -> Self {
+        let rows = work.areas.iter().map(|areas| areas.entries * areas.share).max().unwrap_or(0);
+        Self {
+            distinct: Distinct::new(capacity),
+            ids: Vec::with_capacity(rows),
+            sources: Vec::with_capacity(rows),
+            narrow: Vec::with_capacity(rows),
+        }
+    }
+}
+
+/// The threads of one lookup: a lead that takes announcements, and others that it wakes. They are parked between runs.
+pub(crate) struct Crew {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    work: Arc<Work>,
+    /// The number of the run that threads may enter, counted by the crew; 0 between runs.
+    open: AtomicU64,
+    /// The announcement of that run.
+    run: AtomicPtr<Announcement>,
+    /// Threads that are in a run, or about to see that it is closed.
+    inside: AtomicUsize,
+    stop: AtomicBool,
+    /// All but the lead, in the order in which they wake each other.
+    others: RwLock<Vec<Thread>>,
+}
+
+impl Crew {
+    /// How long a thread looks for the next run before it parks: the time that it takes to be woken.
+    const LINGER: Duration = Duration::from_micros(50);
+
+    pub(crate) fn new(work: &Arc<Work>, threads: usize, capacity: usize) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            work: work.clone(),
+            open: AtomicU64::new(0),
+            run: AtomicPtr::new(ptr::null_mut()),
+            inside: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            others: RwLock::default(),
+        });
+        // From here on an error ends the threads that are there, through drop.
+        let mut crew = Self { shared: shared.clone(), threads: Vec::new() };
+        for index in 0..threads.max(1) {
+            let (own, mut scratch) = (shared.clone(), Scratch::new(work, capacity));
+            let body = move || if index == 0 { own.lead(&mut scratch) } else { own.follow(index - 1, &mut scratch) };
+            let thread = thread::Builder::new().name(format!("engram-gather-{index}")).spawn(body)?;
+            if index == 0 {
+                *work.lead.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread.thread().clone());
+            } else {
+                shared.others.write().unwrap_or_else(PoisonError::into_inner).push(thread.thread().clone());
+            }
+            crew.threads.push(thread);
+        }
+        Ok(crew)
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        *self.shared.work.lead.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // A thread that panicked has said so already; a destructor adds nothing.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Waits until `ready`, first awake, then parked. False when the crew is to end.
+    fn wait(&self, ready: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..64 {
+                if ready() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return false;
+            }
+            if start.elapsed() > Crew::LINGER {
+                thread::park();
+            }
+        }
+    }
+
+    fn wake(&self, index: usize) {
+        if let Some(thread) = self.others.read().unwrap_or_else(PoisonError::into_inner).get(index) {
+            thread.unpark();
+        }
+    }
+
+    fn lead(&self, scratch: &mut Scratch) {
+        let work = &*self.work;
+        let mut count = 0;
+        while self.wait(|| !work.next.load(Ordering::Acquire).is_null()) {
+            work.active.store(true, Ordering::Release);
+            let announcement = work.next.swap(ptr::null_mut(), Ordering::AcqRel);
+            // SAFETY: announcements stay where they are until their run is over, which is below.
+            let run = unsafe { (*announcement).run };
+            work.begin(&run);
+            count += 1;
+            self.run.store(announcement, Ordering::Relaxed);
+            self.open.store(count, Ordering::SeqCst);
+            // Each thread that wakes wakes two more.
+            self.wake(0);
+            self.wake(1);
+            work.gather(&run, scratch);
+            // Nothing is left to take: threads that wake only now stay out, and those inside are about to leave.
+            self.open.store(0, Ordering::SeqCst);
+            while self.inside.load(Ordering::SeqCst) > 0 {
+                std::hint::spin_loop();
+            }
+            work.end(&run);
+            work.active.store(false, Ordering::Release);
+        }
+    }
+
+    fn follow(&self, index: usize, scratch: &mut Scratch) {
+        let mut seen = 0;
+        let new = |seen| {
+            let open = self.open.load(Ordering::Acquire);
+            open != 0 && open != seen
+        };
+        while self.wait(|| new(seen)) {
+            // Entered first and looked at second, while the lead closes first and looks at second: one of the two sees the other.
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            let open = self.open.load(Ordering::SeqCst);
+            if open != 0 && open != seen {
+                seen = open;
+                self.wake(2 * index + 2);
+                self.wake(2 * index + 3);
+                // SAFETY: the lead waits for this thread before the run is over.
+                let run = unsafe { (*self.run.load(Ordering::Relaxed)).run };
+                self.work.gather(&run, scratch);
+            }
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+mod copy {
+    //! Scattered rows to consecutive places that only the device reads next: fetched ahead, and written past the caches.
+
+    /// Rows fetched ahead of the one that is copied.
+    const AHEAD: usize = 32;
+
+    /// Copies rows of `len` bytes to consecutive places; a null source is a zero row.
+    ///
+    /// # Safety
+    /// Each source that is not null has `len` bytes, and `to` has room for all rows.
+    pub(super) unsafe fn rows(sources: &[*const u8], len: usize, to: *mut u8) {
+        for &source in sources.iter().take(AHEAD) {
+            prefetch(source, len);
+        }
+        for (place, &source) in sources.iter().enumerate() {
+            if let Some(&later) = sources.get(place + AHEAD) {
+                prefetch(later, len);
+            }
+            let to = to.wrapping_add(place * len);
+            if source.is_null() {
+                // SAFETY: by the caller's promise.
+                unsafe { to.write_bytes(0, len) };
+            } else {
+                // SAFETY: by the caller's promise.
+                unsafe { row(source, len, to) };
+            }
+        }
+        fence();
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn prefetch(source: *const u8, len: usize) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        if !source.is_null() {
+            for offset in (0..len + source.addr() % 64).step_by(64) {
+                // SAFETY: a prefetch never faults.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(offset).cast()) };
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `rows`, for one row.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn row(source: *const u8, len: usize, to: *mut u8) {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si64, _mm_stream_si128};
+        if to.addr().is_multiple_of(16) && len.is_multiple_of(16) {
+            for offset in (0..len).step_by(16) {
+                // SAFETY: inside the row; the load takes any alignment.
+                let data = unsafe { _mm_loadu_si128(source.wrapping_add(offset).cast()) };
+                // SAFETY: inside the row's place, which is aligned to 16 bytes.
+                unsafe { _mm_stream_si128(to.wrapping_add(offset).cast::<__m128i>(), data) };
+            }
+        } else if to.addr().is_multiple_of(8) && len.is_multiple_of(8) {
+            for offset in (0..len).step_by(8) {
+                // SAFETY: inside the row.
+                let data = unsafe { source.wrapping_add(offset).cast::<i64>().read_unaligned() };
+                // SAFETY: inside the row's place, which is aligned to 8 bytes.
+                unsafe { _mm_stream_si64(to.wrapping_add(offset).cast(), data) };
+            }
+        } else {
+            // SAFETY: by the caller's promise; a table and a chunk never overlap.
+            unsafe { std::ptr::copy_nonoverlapping(source, to, len) };
+        }
+    }
+
+    /// Orders the stores that went past the caches before whatever publishes them.
+    #[cfg(target_arch = "x86_64")]
+    fn fence() {
+        // SAFETY: always available on x86-64.
+        unsafe { std::arch::x86_64::_mm_sfence() };
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn prefetch(_: *const u8, _: usize) {}
+
+    /// # Safety
+    /// As `rows`, for one row.
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn row(source: *const u8, len: usize, to: *mut u8) {
+        // SAFETY: by the caller's promise; a table and a chunk never overlap.
+        unsafe { std::ptr::copy_nonoverlapping(source, to, len) };
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn fence() {}
+
+    #[cfg(test)]
+    mod tests {
+        use proptest::prelude::*;
+
+        proptest! {
+            #[test]
+            fn rows_arrive_whole(
+                len in 1usize..300, offset in 0usize..20, picks in prop::collection::vec(prop::option::of(0usize..40), 0..60),
+            ) {
+                let table: Vec<u8> = (0..40 * len).map(|at| u8::try_from(at % 251).unwrap()).collect();
+                let sources: Vec<_> =
+                    picks.iter().map(|pick| pick.map_or(std::ptr::null(), |row| table[row * len..].as_ptr())).collect();
+                let mut out = vec![0xeeu8; offset + picks.len() * len];
+                // SAFETY: the sources are rows of the table, and the output has room for all of them.
+                unsafe { super::rows(&sources, len, out.as_mut_ptr().wrapping_add(offset)) };
+                let expected: Vec<u8> = picks
+                    .iter()
+                    .flat_map(|pick| pick.map_or(vec![0; len], |row| table[row * len..(row + 1) * len].to_vec()))
+                    .collect();
+                prop_assert_eq!(&out[offset..], &expected[..]);
+                prop_assert!(out[..offset].iter().all(|&byte| byte == 0xee));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_ple::{FormatKind, MemorySource, TableFormat};
+    use proptest::prelude::*;
+
+    /// A layer's packed rows, owned from some row on.
+    struct Layer {
+        source: MemorySource,
+        bytes: Vec<u8>,
+        rows: Range<u64>,
+        in_memory: bool,
+    }
+
+    impl HostTable for Layer {
+        fn rows(&self) -> Range<u64> {
+            self.rows.clone()
+        }
+
+        fn read(&self, read: &mut dyn FnMut(Option<HostRows<'_>>)) {
+            let start = usize::try_from(self.rows.start).unwrap() * ROW;
+            read(Some(if self.in_memory {
+                HostRows::Memory(self.bytes[start..].as_ptr())
+            } else {
+                HostRows::Source(&self.source)
+            }));
+        }
+    }
+
+    const ROW: usize = 24;
+    const ROWS: u64 = 500;
+    const CAPACITY: usize = 300;
+    const LAYERS: usize = 3;
+    const COLUMNS: usize = 6;
+    const HEADS: usize = 3;
+
+    fn layer(index: usize) -> Layer {
+        let bytes: Vec<u8> =
+            (0..500 * ROW).map(|at| u8::try_from((at * 7 + index * 31 + at / ROW) % 251).unwrap()).collect();
+        let format = TableFormat::new(FormatKind::Bf16, ROW / 2, None).unwrap();
+        let source = MemorySource::new(format, bytes.clone()).unwrap();
+        Layer { source, bytes, rows: 20..ROWS, in_memory: index != 1 }
+    }
+
+    /// Memory as a lookup has it, and a stand-in for the kernel.
+    struct Stage {
+        rows: Vec<u64>,
+        device: Vec<u8>,
+        ready: Vec<AtomicU64>,
+        status: Box<[AtomicU32; 2]>,
+    }
+
+    impl Stage {
+        /// Takes one run as the kernel does: waits for every chunk of the run, copies it, and closes the run.
+        fn take(&mut self, areas: &Areas, run: &Run) {
+            let number = self.status[0].load(Ordering::Relaxed) + 1;
+            let slots = 0..areas.slot_chunks;
+            let rows = (0..run.layers * areas.groups)
+                .flat_map(|area| (0..areas.used(run.tokens)).map(move |k| areas.first_chunk(area) + k));
+            for chunk in slots.chain(rows) {
+                let bytes = loop {
+                    let ready = self.ready[chunk].load(Ordering::Acquire);
+                    if ready >> 32 == u64::from(number) {
+                        break usize::try_from(ready & 0xffff_ffff).unwrap();
+                    }
+                    std::thread::yield_now();
+                };
+                let at = chunk * areas.chunk_bytes();
+                assert!(bytes <= areas.chunk_bytes());
+                // SAFETY: the chunk is published, so its bytes are written and stay so until the run is closed.
+                let chunk =
+                    unsafe { std::slice::from_raw_parts(self.rows.as_ptr().cast::<u8>().wrapping_add(at), bytes) };
+                self.device[at..at + bytes].copy_from_slice(chunk);
+            }
+            self.status[0].store(number, Ordering::Release);
+        }
+
+        fn row(&self, areas: &Areas, run: &Run, token: usize, layer: usize, column: usize) -> Vec<u8> {
+            let at = (token * run.layers * areas.groups + layer * areas.groups + column / areas.share) * 4;
+            let slot = i32::from_le_bytes(self.device[at..at + 4].try_into().unwrap());
+            let Ok(slot) = usize::try_from(slot) else { return vec![0; ROW] };
+            let row = slot * areas.share + column % areas.share;
+            self.device[areas.layer_start(layer) + row * ROW..][..ROW].to_vec()
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn every_token_finds_its_rows_through_its_slots(
+            seed: u64,
+            runs in prop::collection::vec((0usize..=CAPACITY, 0usize..LAYERS, 1usize..=LAYERS, any::<bool>(), 1u64..800), 1..6),
+            threads in 1usize..4,
+        ) {
+            let tables: Vec<Arc<dyn HostTable>> = (0..LAYERS).map(|index| Arc::new(layer(index)) as _).collect();
+            let areas = [HEADS, 1].map(|share| Areas::new(LAYERS, COLUMNS, share, CAPACITY, ROW));
+            let bytes = areas.iter().map(Areas::bytes).max().unwrap();
+            let mut stage = Stage {
+                rows: vec![u64::MAX; bytes.div_ceil(8)],
+                device: vec![0xee; bytes],
+                ready: areas.iter().max_by_key(|areas| areas.chunks()).unwrap().ready(),
+                status: Box::default(),
+            };
+            let chunks =
+                Chunks { rows: stage.rows.as_mut_ptr().cast(), ready: stage.ready.as_ptr(), status: &raw const *stage.status };
+            let work = Arc::new(Work::new(tables, areas, COLUMNS, CAPACITY, chunks));
+            let _crew = Crew::new(&work, threads, CAPACITY).unwrap();
+            let mut state = seed;
+            let mut random = move |bound: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % bound
+            };
+            for (tokens, first_layer, layers, by_mix, variety) in runs {
+                let layers = layers.min(LAYERS - first_layer);
+                // N-grams by number; ids follow from the number, and so does the mix.
+                let orders = COLUMNS / HEADS;
+                let grams: Vec<u64> = (0..tokens * layers * orders).map(|_| random(variety)).collect();
+                let ids: Vec<i32> = grams.iter().flat_map(|&gram| (0..HEADS as u64).map(move |head| {
+                    if gram % 13 == 5 { -1 } else { i32::try_from((gram * 37 + head * 101) % (ROWS + 9)).unwrap() }
+                })).collect();
+                let mixes: Vec<i64> = grams.iter().map(|&gram| i64::try_from(gram).unwrap() - 3).collect();
+                let announcement = Announcement {
+                    work: work.clone(),
+                    run: Run {
+                        grouping: if by_mix { Grouping::Orders } else { Grouping::Columns },
+                        tokens,
+                        first_layer,
+                        layers,
+                        ids: ids.as_ptr().cast(),
+                        wide: false,
+                        mixes: if by_mix { mixes.as_ptr() } else { ptr::null() },
+                        busy: ptr::null(),
+                    },
+                };
+                let run = &announcement.run;
+                let areas = &areas[run.grouping as usize];
+                // SAFETY: the announcement lives until the run is taken.
+                unsafe { work.announce(&raw const announcement) };
+                stage.take(areas, run);
+                for token in 0..tokens {
+                    for layer in 0..layers {
+                        for column in 0..COLUMNS {
+                            let id = ids[(token * layers + layer) * COLUMNS + column];
+                            let table = super::tests::layer(first_layer + layer);
+                            let expected = match u64::try_from(id) {
+                                Ok(id) if table.rows.contains(&id) => {
+                                    let at = usize::try_from(id).unwrap() * ROW;
+                                    table.bytes[at..at + ROW].to_vec()
+                                }
+                                _ => vec![0; ROW],
+                            };
+                            prop_assert_eq!(stage.row(areas, run, token, layer, column), expected);
+                        }
+                    }
+                }
+                prop_assert_eq!(work.failure(), None);
+                // The announcement and the ids go now: the threads must be out of the run.
+                work.settle();
+            }
+        }
+    }
+
+    impl Areas {
+        fn ready(&self) -> Vec<AtomicU64> {
+            (0..self.chunks()).map(|_| AtomicU64::new(0)).collect()
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo xtask COMMAND`. Commands need nothing but cargo and what they install under `target/`.
 
 mod bench_cpu;
+mod bench_gpu;
 mod kernels;
 mod lint;
 mod loom;
@@ -28,6 +29,8 @@ usage: cargo xtask COMMAND
   test-gpu --archive DIR   pack them with a script that runs them on a machine without Rust
   tidy              check the workspace's invariants (ARCHITECTURE.md)
   bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate or rows
+  bench-gpu [FILE...]      lookups and hashes beside their peers on this machine's GPU; FILEs give the text of the text case
+  bench-gpu --archive DIR  pack them with a script that runs them on a machine without Rust
   real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER
 ";
 
@@ -38,6 +41,8 @@ fn main() -> Result<()> {
     match args.as_slice() {
         ["test"] => test::run(),
         ["bench-cpu", only @ ..] => bench_cpu::run_all(only),
+        ["bench-gpu", "--archive", folder, text @ ..] => bench_gpu::archive(Path::new(folder), text),
+        ["bench-gpu", text @ ..] => bench_gpu::run(text),
         ["loom"] => loom::run(false),
         ["loom", "--deep"] => loom::run(true),
         ["clippy"] => lint::clippy(),

@@ -15,6 +15,9 @@ use crate::stub;
 /// Packages with such tests, and the features that these need.
 const PACKAGES: [(&str, &str); 1] = [("engram-cuda", "fault-injection")];
 
+/// A test in Python that drives the crate from PyTorch, through a library built for it.
+const TORCH: &str = include_str!("../../tests/torch/with_torch.py");
+
 /// Fails without a device, when a test fails, and when no test ran.
 const RUNNER: &str = include_str!("test_gpu/run");
 
@@ -55,6 +58,7 @@ pub(crate) fn archive(folder: &Path) -> Result<()> {
             total += tests;
         }
     }
+    total += torch(folder, &stub)?;
     if total == 0 {
         bail!("no test needs a GPU");
     }
@@ -63,6 +67,28 @@ pub(crate) fn archive(folder: &Path) -> Result<()> {
     make_executable(&runner)?;
     crate::print_line(&format!("{total} tests in {}", folder.display()));
     Ok(())
+}
+
+/// Packs the test that runs under PyTorch, with its library.
+fn torch(folder: &Path, stub: &stub::Stub) -> Result<usize> {
+    let messages = output(
+        cargo()
+            .args(["build", "--profile=gpu-ci", "--message-format=json-render-diagnostics"])
+            .args(["--package=engram-torch-tests", "--features=cuda"])
+            .env("CUDA_LIBRARY_PATH", &stub.loaded),
+    )?;
+    let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let library = artifacts
+        .filter(|message| message["target"]["name"] == "engram_torch")
+        .find_map(|message| message["filenames"].as_array()?.iter().find_map(Value::as_str).map(PathBuf::from))
+        .context("cargo built no library for PyTorch")?;
+    std::fs::copy(library, folder.join("libengram_torch.so"))?;
+    let program = folder.join("programs/engram-cuda.torch");
+    std::fs::write(&program, TORCH)?;
+    make_executable(&program)?;
+    let tests = TORCH.lines().filter(|line| line.starts_with("def test_")).count();
+    note(&format!("engram-cuda.torch: {tests} tests"));
+    Ok(tests)
 }
 
 /// Names and paths of the test programs that cargo says it built.

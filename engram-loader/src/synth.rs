@@ -1,6 +1,6 @@
 //! Checkpoints made up: the official layout and names of both families, of any size.
 
-use crate::atomic::parent;
+use crate::atomic::{parent, partial_name};
 use crate::gather::FirstError;
 use crate::header_plan::{HeaderPlan, TensorPlan};
 use crate::{Error, Extent, Pool, Progress, TableExtents, TableFile};
@@ -117,9 +117,10 @@ impl Synth {
             let path = path.to_owned();
             move |source| Error::Io { path, source }
         };
+        let prefix = partial_name(out);
         let mut builder = tempfile::Builder::new();
         // What a folder that is created in the usual way would get; the process's mask applies.
-        builder.prefix(".engram-").permissions(Permissions::from_mode(0o777));
+        builder.prefix(&prefix).permissions(Permissions::from_mode(0o777));
         let partial = builder.tempdir_in(parent(out)).map_err(io(out))?;
         self.write_into(partial.path(), pool, progress)?;
         match std::fs::rename(partial.path(), out) {

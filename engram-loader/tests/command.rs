@@ -368,6 +368,23 @@ fn checkpoints_that_nobody_made() {
 }
 
 #[test]
+fn what_never_ends_is_not_read_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let pipe = pipe.to_str().unwrap();
+    let config = golden("ckpt/ple-bf16/config.json");
+    let requests = folder.path().join("requests.json");
+    std::fs::write(&requests, r#"{"requests": []}"#).unwrap();
+    let requests = requests.to_str().unwrap();
+    exits(&["hash", pipe, "--requests", requests], 1);
+    exits(&["hash", "/dev/zero", "--requests", requests], 1);
+    exits(&["hash", &config, "--requests", "/dev/zero"], 1);
+    exits(&["bench", "rows", pipe, "--row-bytes", "10"], 1);
+    exits(&["bench", "rows", "/dev/zero", "--row-bytes", "10"], 1);
+}
+
+#[test]
 fn a_file_that_may_not_be_read_is_named() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
 //! What `hash` and `lookup` share: a model, its requests, and the ids.
 
-use crate::{Refused, say};
+use crate::{Refused, say, text};
 use anyhow::{Context, Result};
 use engram_core::{Hasher, Layout, ModelConfig, TableConfig, TokenMap};
-use engram_loader::{Checkpoint, FaultCode, HashInput, Options, Requests, Severity, Tokenizer};
+use engram_loader::{Checkpoint, DEFAULT_HEADER_CAP, FaultCode, HashInput, Options, Requests, Severity, Tokenizer};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +33,31 @@ fn allowed(name: &str) -> Result<FaultCode, String> {
     if code.can_be_allowed() { Ok(code) } else { Err("this error cannot be allowed".to_owned()) }
 }
 
+/// The longest requests that are read, in bytes: enough for a hundred million tokens, and an end to what has none.
+const REQUESTS_CAP: u64 = 1 << 30;
+
+/// The longest config that is read, in bytes.
+const CONFIG_CAP: u64 = 16 << 20;
+
+/// All bytes of `from`, of which there may be `cap`.
+fn read(from: impl Read, cap: u64, name: &str) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(cap + 1).read_to_end(&mut bytes).with_context(|| name.to_owned())?;
+    if bytes.len() as u64 > cap {
+        return Err(Refused(format!("{name}: more than {} are not read", text::bytes(cap))).into());
+    }
+    Ok(bytes)
+}
+
+/// All bytes of a regular file; what else it may be is not even opened, since that could wait for ever.
+fn read_regular(path: &Path, cap: u64) -> Result<Vec<u8>> {
+    let name = path.display().to_string();
+    if !std::fs::metadata(path).with_context(|| name.clone())?.is_file() {
+        return Err(engram_loader::Error::NotAFile { path: path.to_owned() }.into());
+    }
+    read(File::open(path).with_context(|| name.clone())?, cap, &name)
+}
+
 /// A tokenizer that the command line names has to be there, even for a family that does without.
 pub(crate) fn named_tokenizer(path: &Path) -> Result<Tokenizer> {
     std::fs::metadata(path).with_context(|| path.display().to_string())?;
@@ -47,12 +73,12 @@ pub(crate) struct Ids {
 impl Query {
     /// Reads the requests.
     pub(crate) fn requests(&self) -> Result<Requests> {
-        let mut text = Vec::new();
-        if self.requests.as_os_str() == "-" {
-            std::io::stdin().lock().read_to_end(&mut text).context("stdin")?;
+        let text = if self.requests.as_os_str() == "-" {
+            read(std::io::stdin().lock(), REQUESTS_CAP, "stdin")?
         } else {
-            text = std::fs::read(&self.requests).with_context(|| self.requests.display().to_string())?;
-        }
+            let name = self.requests.display().to_string();
+            read(File::open(&self.requests).with_context(|| name.clone())?, REQUESTS_CAP, &name)?
+        };
         Ok(Requests::from_json(&text)?)
     }
 
@@ -84,9 +110,8 @@ impl Query {
 
     /// Hashes requests for a model of which there is only a config.
     pub(crate) fn hash_by_config(&self, requests: &Requests, path: &Path) -> Result<Ids> {
-        let name = || path.display().to_string();
         let refused = |error: engram_core::ConfigError| Refused(format!("{}: {error}", path.display()));
-        let config = ModelConfig::from_json(&std::fs::read(path).with_context(name)?).map_err(refused)?;
+        let config = ModelConfig::from_json(&read_regular(path, CONFIG_CAP)?).map_err(refused)?;
         let layout = Layout::from_config(&config).map_err(refused)?;
         let map = match &config.table {
             TableConfig::Engram(engram) if requests.need_tokenizer(&config) || self.tokenizer.is_some() => {
@@ -103,10 +128,10 @@ impl Query {
             Some(path) => path.clone(),
             None => config.with_file_name("tokenizer.json"),
         };
-        let text = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && self.tokenizer.is_none() => return Ok(None),
-            text => text.with_context(|| path.display().to_string())?,
-        };
+        if self.tokenizer.is_none() && !path.exists() {
+            return Ok(None);
+        }
+        let text = read_regular(&path, DEFAULT_HEADER_CAP)?;
         let map = TokenMap::from_tokenizer_json(&text)
             .map_err(|error| Refused(format!("error[vocab-mismatch]: {}: {error}", path.display())))?;
         if map.compressed_len() != compressed_len {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use engram_symm::{Error, OsError, Step};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::fleet::{Job, all_fail, all_succeed};
@@ -132,7 +133,7 @@ fn generations_never_mix() {
 }
 
 fn a_failed_meeting_can_be_tried_again() {
-    let code = rustix::io::Errno::NFILE.raw_os_error();
+    let code = Errno::NFILE.raw_os_error();
     for victim in 0..3 {
         for (last, late) in [(victim, 0), ((victim + 1) % 3, 0), ((victim + 1) % 3, 300)] {
             let reports = Job::new().run(3, |rank| {
@@ -234,7 +235,8 @@ fn strangers_are_ignored() {
     ];
     for round in 0..40 {
         let stranger = socket();
-        rustix::net::connect(&stranger, &address(&path)).expect("the rank listens");
+        // The rank may have bound its socket and not listen yet.
+        while rustix::net::connect(&stranger, &address(&path)) == Err(Errno::CONNREFUSED) {}
         if let Some(words) = words.get(round) {
             let sent = rustix::net::send(&stranger, words, SendFlags::NOSIGNAL).expect("the socket takes it");
             assert_eq!(sent, words.len());

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use crate::error::Error;
 use crate::progress::Progress;
-use crate::report::FaultCode;
+use crate::prove::report::FaultCode;
 
 /// Headers longer than this are refused unless [`Options::header_cap`] says otherwise: 256 MiB, some three million tensors a file.
 pub const DEFAULT_HEADER_CAP: u64 = 256 << 20;

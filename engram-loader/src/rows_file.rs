@@ -1,7 +1,7 @@
 //! A safetensors file of looked-up rows.
 
 use crate::atomic::write_atomically;
-use crate::header_plan::{HeaderPlan, TensorPlan};
+use crate::headers::plan::{HeaderPlan, TensorPlan};
 use crate::{Error, Progress};
 use engram_ple::{OutputType, TableFormat, TableSource};
 use half::{bf16, f16};

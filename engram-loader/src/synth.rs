@@ -1,8 +1,8 @@
 //! Checkpoints made up: the official layout and names of both families, of any size.
 
 use crate::atomic::{parent, partial_name};
-use crate::gather::FirstError;
-use crate::header_plan::{HeaderPlan, TensorPlan};
+use crate::headers::plan::{HeaderPlan, TensorPlan};
+use crate::tiers::gather::FirstError;
 use crate::{Error, Extent, Pool, Progress, TableExtents, TableFile};
 use engram_core::{LayerLayout, Layout, ModelConfig, Preset, TableConfig};
 use engram_ple::{FormatKind, SynthSource, TableFormat, TableSource};

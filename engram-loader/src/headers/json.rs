@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::report::{Fault, FaultCode};
+use crate::prove::report::{Fault, FaultCode};
 
 /// Where a deserialiser leaves the name that it met twice, because its error type holds only text.
 #[derive(Debug, Default)]

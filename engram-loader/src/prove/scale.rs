@@ -4,8 +4,8 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use crate::error::Error;
-use crate::report::{Fault, FaultCode};
-use crate::table::Sound;
+use crate::prove::report::{Fault, FaultCode};
+use crate::prove::table::Sound;
 
 /// Elements that share an E8M0 scale.
 const BLOCK: u64 = 32;

@@ -1,8 +1,8 @@
 //! Tier `direct`: rows read from the device, past the page cache, by many threads at once.
 
-use crate::extents::Plane;
-use crate::gather::FirstError;
-use crate::slots::Slots;
+use crate::tiers::extents::Plane;
+use crate::tiers::gather::FirstError;
+use crate::tiers::slots::Slots;
 use crate::{Error, Pool, TableExtents, TableFile};
 use engram_ple::{SourceError, TableFormat, TableSource};
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags};

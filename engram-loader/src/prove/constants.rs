@@ -3,10 +3,10 @@
 use engram_core::{ConstantsError, LayerLayout};
 use safetensors::Dtype;
 
+use crate::checkpoint::names::Constant;
 use crate::error::Error;
-use crate::names::Constant;
-use crate::report::{Fault, FaultCode};
-use crate::table::Sound;
+use crate::prove::report::{Fault, FaultCode};
+use crate::prove::table::Sound;
 
 /// What is stored for one layer, and what the config gives for it.
 pub(crate) struct Stored<'a, 'f> {

@@ -8,8 +8,8 @@ use std::path::{Component, Path};
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 
-use crate::json::{Duplicate, StringMap, Unread};
-use crate::report::{Fault, FaultCode};
+use crate::headers::json::{Duplicate, StringMap, Unread};
+use crate::prove::report::{Fault, FaultCode};
 
 /// The name that Hugging Face libraries look for.
 pub(crate) const USUAL_NAME: &str = "model.safetensors.index.json";

@@ -1,6 +1,6 @@
 use engram_ple::TableFormat;
 
-use crate::extents::TableExtents;
+use crate::tiers::extents::TableExtents;
 
 /// The tables of a checkpoint that are all there and agree with the config, in the order of the config's layout.
 #[derive(Debug, Clone, Default)]

@@ -1,5 +1,11 @@
 //! A checkpoint's folder, read and judged as a whole.
 
+pub(crate) mod catalog;
+pub(crate) mod folder;
+pub(crate) mod index;
+pub(crate) mod names;
+pub(crate) mod tensors;
+
 use std::fmt;
 use std::fs;
 use std::io;
@@ -8,21 +14,21 @@ use std::sync::Mutex;
 
 use engram_core::{ConfigError, Layout, ModelConfig, TokenMap};
 
-use crate::announced::Announced;
-use crate::catalog::{Catalog, CatalogTable};
-use crate::deep;
+use crate::checkpoint::catalog::{Catalog, CatalogTable};
+use crate::checkpoint::folder::{CheckpointFile, Listing};
+use crate::checkpoint::index::{Index, Indexed};
+use crate::checkpoint::names::{Leaf, TableName};
+use crate::checkpoint::tensors::Tensors;
 use crate::error::Error;
-use crate::folder::{CheckpointFile, Listing};
-use crate::header::{self, Header};
-use crate::index::{self, Index, Indexed};
-use crate::names::{Leaf, TableName};
+use crate::headers::header::{self, Header};
+use crate::headers::regular::{self, Opened, RegularFile};
 use crate::options::Options;
 use crate::pool::Pool;
-use crate::regular::{self, Opened, RegularFile};
-use crate::report::{Fault, FaultCode, FileSummary, Report, Severity, TableSummary};
-use crate::table::Judge;
-use crate::tensors::Tensors;
-use crate::vocabulary;
+use crate::prove::announced::Announced;
+use crate::prove::deep;
+use crate::prove::report::{Fault, FaultCode, FileSummary, Report, Severity, TableSummary};
+use crate::prove::table::Judge;
+use crate::prove::vocabulary;
 
 /// A checkpoint as far as it can be understood, and the [`Report`] on what is wrong with it.
 ///

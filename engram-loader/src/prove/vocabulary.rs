@@ -8,7 +8,7 @@ use engram_core::{ModelConfig, TableConfig, TokenMap};
 use crate::checkpoint::{Unreadable, open_text};
 use crate::error::Error;
 use crate::options::{Options, Tokenizer};
-use crate::report::{Fault, FaultCode};
+use crate::prove::report::{Fault, FaultCode};
 
 /// Builds the compressed vocabulary, if there is a tokenizer, and compares its size with the config's.
 ///

@@ -5,10 +5,10 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::index;
 use crate::error::Error;
-use crate::header::Header;
-use crate::index;
-use crate::regular::{self, Opened};
+use crate::headers::header::Header;
+use crate::headers::regular::{self, Opened};
 
 /// What a folder holds, by kind, each list in the order of the names.
 #[derive(Debug, Default)]

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use crate::folder::CheckpointFile;
-use crate::header::{Header, TensorInfo};
-use crate::index::{Index, Indexed};
-use crate::names::TableName;
-use crate::report::{Fault, FaultCode, Severity};
+use crate::checkpoint::folder::CheckpointFile;
+use crate::checkpoint::index::{Index, Indexed};
+use crate::checkpoint::names::TableName;
+use crate::headers::header::{Header, TensorInfo};
+use crate::prove::report::{Fault, FaultCode, Severity};
 
 /// Every tensor that the checkpoint has or claims to have.
 #[derive(Debug, Default)]

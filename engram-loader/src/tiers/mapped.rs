@@ -1,7 +1,8 @@
 //! Tier `mapped`: rows copied from a memory mapping of the files.
 
-use crate::file::{OpenFiles, Stamp};
-use crate::{Error, Pool, TableExtents, gather};
+use crate::tiers::file::{OpenFiles, Stamp};
+use crate::tiers::gather;
+use crate::{Error, Pool, TableExtents};
 use engram_ple::{SourceError, TableFormat, TableSource};
 use memmap2::{Advice, Mmap, MmapOptions, UncheckedAdvice};
 use std::fs::File;

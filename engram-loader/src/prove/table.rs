@@ -9,18 +9,18 @@ use engram_core::{Layout, ModelConfig, TableConfig};
 use engram_ple::{FormatKind, TableFormat};
 use safetensors::Dtype;
 
-use crate::announced::Announced;
-use crate::catalog::CatalogTable;
-use crate::constants::Stored;
+use crate::checkpoint::catalog::CatalogTable;
+use crate::checkpoint::folder::{CheckpointFile, Listing};
+use crate::checkpoint::names::{Constant, Leaf, SCALES, ShardStyle, TableName};
+use crate::checkpoint::tensors::{Tensor, Tensors};
 use crate::error::Error;
-use crate::extents::{Extent, TableExtents};
-use crate::file::TableFile;
-use crate::folder::{CheckpointFile, Listing};
-use crate::header::TensorInfo;
-use crate::names::{Constant, Leaf, SCALES, ShardStyle, TableName};
-use crate::report::{Fault, FaultCode, Severity};
-use crate::scale::{self, Scale};
-use crate::tensors::{Tensor, Tensors};
+use crate::headers::header::TensorInfo;
+use crate::prove::announced::Announced;
+use crate::prove::constants::Stored;
+use crate::prove::report::{Fault, FaultCode, Severity};
+use crate::prove::scale::{self, Scale};
+use crate::tiers::extents::{Extent, TableExtents};
+use crate::tiers::file::TableFile;
 
 /// A tensor of a table.
 #[derive(Debug, Clone, Copy)]

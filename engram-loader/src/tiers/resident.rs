@@ -1,8 +1,9 @@
 //! Tier `resident`: all rows in memory of the table's own.
 
-use crate::file::OpenFiles;
-use crate::gather::FirstError;
-use crate::{Error, Pool, Progress, TableExtents, gather};
+use crate::tiers::file::OpenFiles;
+use crate::tiers::gather;
+use crate::tiers::gather::FirstError;
+use crate::{Error, Pool, Progress, TableExtents};
 use engram_ple::{SourceError, TableFormat, TableSource};
 use memmap2::{Advice, MmapMut, MmapOptions};
 use std::ops::Range;

@@ -13,11 +13,11 @@ use std::path::Path;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
 
-use crate::dtype::Dtype;
 use crate::error::Error;
-use crate::json::{Duplicate, StringMap, Unread};
-use crate::regular::{self, Opened, RegularFile};
-use crate::report::{Fault, FaultCode};
+use crate::headers::dtype::Dtype;
+use crate::headers::json::{Duplicate, StringMap, Unread};
+use crate::headers::regular::{self, Opened, RegularFile};
+use crate::prove::report::{Fault, FaultCode};
 
 /// Bytes of the prefix that holds the header's length, little-endian.
 const PREFIX_BYTES: usize = 8;

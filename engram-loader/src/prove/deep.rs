@@ -9,12 +9,12 @@ use rustix::fs::Advice;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::catalog::CatalogTable;
+use crate::checkpoint::catalog::CatalogTable;
+use crate::checkpoint::folder::CheckpointFile;
 use crate::error::Error;
-use crate::folder::CheckpointFile;
+use crate::headers::regular::{self, Opened};
 use crate::options::Options;
-use crate::regular::{self, Opened};
-use crate::report::{Fault, FaultCode, FileSummary};
+use crate::prove::report::{Fault, FaultCode, FileSummary};
 
 /// Bytes of one read. A block is read on one core and looked through on another, so it should stay in their caches; larger ones cost
 /// more than the system calls that they save.

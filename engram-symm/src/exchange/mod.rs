@@ -21,7 +21,7 @@ use segment::{Segment, Sizes};
 
 use crate::host::HostMemory;
 use crate::memory::Memory;
-use crate::protocol::{Call, Failure, Fault, Operation, Patience, Payload, Protocol};
+use crate::protocol::{Call, Failure, Fault, Operation, Patience, Payload, Protocol, Spins};
 use crate::{Error, Group, Registration, Result, Step};
 
 /// The exchange of one rank, over host memory that all ranks of a group share.
@@ -42,6 +42,7 @@ pub struct Exchange<M> {
     output: Buffers,
     /// Tokens of the slot of the last exchange.
     last_slot: usize,
+    spins: Spins,
     config: Config,
 }
 
@@ -82,6 +83,22 @@ impl Plan {
     /// The columns of which `rank` may own rows.
     fn columns_of(&self, rank: usize) -> Range<usize> {
         self.layers[0].ownership.columns_of(self.columns, rank)
+    }
+
+    /// Index in `[requester][capacity][layers][own columns]`, where the owner has `run` columns. Not by slot: a requester
+    /// may be one exchange ahead of another whose ids are still to be read, and must not write where those lie.
+    fn pushed_index(&self, requester: usize, token: usize, layer: usize, run: usize) -> usize {
+        ((requester * self.capacity + token) * self.layers.len() + layer) * run
+    }
+
+    /// Index in `[requester][slot][layers][own columns]`, where the owner has `run` columns.
+    fn own_index(&self, slot: usize, requester: usize, token: usize, layer: usize, run: usize) -> usize {
+        ((requester * slot + token) * self.layers.len() + layer) * run
+    }
+
+    /// Index in `[slot][layers][columns]`.
+    fn index(&self, token: usize, layer: usize, column: usize) -> usize {
+        (token * self.layers.len() + layer) * self.columns + column
     }
 }
 
@@ -170,7 +187,17 @@ impl<M: Memory> Exchange<M> {
             rows: vec![0; plan.batch_ids.saturating_mul(format.row_bytes())],
             run: vec![0; columns * format.row_bytes()],
         };
-        Ok(Self { protocol: Protocol::new(world), memory, plan, parts, scratch, output, last_slot: 0, config })
+        Ok(Self {
+            protocol: Protocol::new(world),
+            memory,
+            plan,
+            parts,
+            scratch,
+            output,
+            last_slot: 0,
+            spins: Spins::default(),
+            config,
+        })
     }
 
     /// This rank.
@@ -210,8 +237,9 @@ impl<M: Memory> Exchange<M> {
             output: &mut self.output,
         };
         self.last_slot = slot_tokens;
-        let mut wait = Patience::new(self.config.deadline);
+        let mut wait = Patience::new(&self.memory, self.config.deadline, &mut self.spins);
         let done = self.protocol.run(&self.memory, operation, slot, &mut payload, &mut wait);
+        drop(wait);
         match done {
             Ok(()) => Ok(self.rows()),
             Err(failure) => {
@@ -295,7 +323,7 @@ impl<M: Memory> Exchange<M> {
     /// A step in which no rows move; with `data`, this rank takes these bytes back.
     fn together(&mut self, operation: Operation, data: Option<Range<usize>>) -> Result<()> {
         let mut payload = Idle { memory: &self.memory, data };
-        let mut wait = Patience::new(self.config.deadline);
+        let mut wait = Patience::new(&self.memory, self.config.deadline, &mut self.spins);
         self.protocol.run(&self.memory, operation, 0, &mut payload, &mut wait).map_err(|failure| match failure {
             Failure::Fault(fault) => fault.into(),
             Failure::Payload(error) => error,

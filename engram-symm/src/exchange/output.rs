@@ -59,14 +59,23 @@ impl Buffers {
         ((layer * self.capacity + token) * self.columns + column) * self.width
     }
 
+    /// Where packed rows of columns that follow each other go as they are, from `column` on.
+    pub(super) fn packed(&mut self, layer: usize, token: usize, column: usize, bytes: usize) -> Option<&mut [u8]> {
+        let at = ((token * self.layers + layer) * self.columns + column) * self.row_bytes;
+        match &mut self.values {
+            Values::Packed(out) => Some(&mut out[at..at + bytes]),
+            _ => None,
+        }
+    }
+
     /// Takes packed rows of columns that follow each other, from `column` on.
     pub(super) fn write(&mut self, format: &TableFormat, layer: usize, token: usize, column: usize, rows: &[u8]) {
         let count = rows.len() / self.row_bytes;
         let at = self.number(layer, token, column);
         let numbers = at..at + count * self.width;
-        let packed = ((token * self.layers + layer) * self.columns + column) * self.row_bytes;
+        let at = ((token * self.layers + layer) * self.columns + column) * self.row_bytes;
         match &mut self.values {
-            Values::Packed(out) => out[packed..packed + rows.len()].copy_from_slice(rows),
+            Values::Packed(out) => out[at..at + rows.len()].copy_from_slice(rows),
             Values::Bf16(out) => format.decode_bf16(rows, &mut out[numbers]),
             Values::F16(out) => format.decode_f16(rows, &mut out[numbers]),
             Values::F32(out) => format.decode_f32(rows, &mut out[numbers]),

@@ -1,5 +1,7 @@
 //! The ids and rows of one exchange in host memory.
 
+use std::ops::Range;
+
 use engram_core::Ownership;
 use engram_ple::SourceError;
 
@@ -36,9 +38,8 @@ impl<M: Memory> Payload for HostPayload<'_, M> {
         debug_assert_eq!(self.push, call.operation == Operation::Push);
         self.clear_unowned();
         if self.push {
-            for owner in 0..self.plan.world {
-                self.publish_to(owner);
-            }
+            let own = self.plan.rank;
+            (0..self.plan.world).filter(|&owner| owner != own).for_each(|owner| self.publish_to(owner));
         } else {
             let area = Area::new(self.memory, self.plan.rank, &self.plan.segment.ids);
             let token_ids = self.plan.layers.len() * self.plan.columns;
@@ -69,6 +70,10 @@ impl<M: Memory> Payload for HostPayload<'_, M> {
     }
 
     fn collect(&mut self, owner: usize) {
+        if owner == self.plan.rank {
+            // Served straight to the output.
+            return;
+        }
         let tokens = self.ids.tokens();
         for token in 0..tokens {
             for layer in 0..self.plan.layers.len() {
@@ -120,44 +125,28 @@ impl<M: Memory> HostPayload<'_, M> {
         let area = Area::new(self.memory, owner, &self.plan.segment.pushed_ids);
         for token in 0..self.slot {
             for (layer, ids) in self.token_ids(token).chunks_exact(self.plan.columns).enumerate() {
-                let at = self.pushed_index(self.plan.rank, token, layer, columns.len());
+                let at = self.plan.pushed_index(self.plan.rank, token, layer, columns.len());
                 area.write(at * 4, &ids[columns.clone()]);
             }
         }
-    }
-
-    /// Index in `[requester][capacity][layers][own columns]`, where the owner has `run` columns. Not by slot: a requester
-    /// may be one exchange ahead of another whose ids are still to be read, and must not write where those lie.
-    fn pushed_index(&self, requester: usize, token: usize, layer: usize, run: usize) -> usize {
-        ((requester * self.plan.capacity + token) * self.plan.layers.len() + layer) * run
-    }
-
-    /// Index in `[requester][slot][layers][own columns]`, where the owner has `run` columns.
-    fn own_index(&self, requester: usize, token: usize, layer: usize, run: usize) -> usize {
-        ((requester * self.slot + token) * self.plan.layers.len() + layer) * run
-    }
-
-    /// Index in `[slot][layers][columns]`.
-    fn index(&self, token: usize, layer: usize, column: usize) -> usize {
-        (token * self.plan.layers.len() + layer) * self.plan.columns + column
     }
 
     /// Reads the ids of `requester` that concern this rank, for one layer and `count` tokens: `[count][own columns]`.
     fn read_ids(&mut self, requester: usize, layer: usize, first: usize, count: usize) {
         let columns = self.plan.columns_of(self.plan.rank);
         let segment = &self.plan.segment;
-        let area = if self.push {
-            Area::new(self.memory, self.plan.rank, &segment.pushed_ids)
-        } else {
-            Area::new(self.memory, requester, &segment.ids)
-        };
         for token in first..first + count {
-            let at = if self.push {
-                self.pushed_index(requester, token, layer, columns.len())
+            let ids = &mut self.scratch.ids[(token - first) * columns.len()..][..columns.len()];
+            if requester == self.plan.rank {
+                let token_ids = if token < self.ids.tokens() { self.ids.token(token) } else { &self.plan.no_ids };
+                ids.copy_from_slice(&token_ids[layer * self.plan.columns..][columns.clone()]);
+            } else if self.push {
+                let at = self.plan.pushed_index(requester, token, layer, columns.len());
+                Area::new(self.memory, self.plan.rank, &segment.pushed_ids).read(at * 4, ids);
             } else {
-                self.index(token, layer, columns.start)
-            };
-            area.read(at * 4, &mut self.scratch.ids[(token - first) * columns.len()..][..columns.len()]);
+                let at = self.plan.index(token, layer, columns.start);
+                Area::new(self.memory, requester, &segment.ids).read(at * 4, ids);
+            }
         }
     }
 
@@ -171,8 +160,8 @@ impl<M: Memory> HostPayload<'_, M> {
         part.source.gather(ids, rows)?;
 
         let run = columns.len() * row_bytes;
-        for (token, rows) in (first..).zip(self.scratch.rows[..count * run].chunks_exact(run)) {
-            self.give(requester, token, layer, columns.start, rows);
+        for index in 0..count {
+            self.give(requester, first + index, layer, columns.start, index * run..(index + 1) * run);
         }
         Ok(())
     }
@@ -197,22 +186,27 @@ impl<M: Memory> HostPayload<'_, M> {
 
         for index in 0..self.scratch.places.len() {
             let (token, column) = (self.scratch.places[index] / columns, self.scratch.places[index] % columns);
-            self.give(requester, first + token, layer, column, &self.scratch.rows[index * row_bytes..][..row_bytes]);
+            self.give(requester, first + token, layer, column, index * row_bytes..(index + 1) * row_bytes);
         }
         Ok(())
     }
 
-    /// Puts rows of own columns that follow each other, from `column` on, where `requester` takes them.
-    fn give(&self, requester: usize, token: usize, layer: usize, column: usize, rows: &[u8]) {
+    /// Puts looked-up rows, from `at` bytes on in the scratch, where `requester` takes them: rows of own columns that
+    /// follow each other, from `column` on.
+    fn give(&mut self, requester: usize, token: usize, layer: usize, column: usize, at: Range<usize>) {
+        let rows = &self.scratch.rows[at];
         let segment = &self.plan.segment;
         let own = self.plan.columns_of(self.plan.rank);
-        let (area, index) = if self.push {
-            (Area::new(self.memory, requester, &segment.pushed_rows), self.index(token, layer, column))
+        let row_bytes = self.plan.row_bytes();
+        if requester == self.plan.rank {
+            self.output.write(&self.plan.layers[layer].format, layer, token, column, rows);
+        } else if self.push {
+            let index = self.plan.index(token, layer, column);
+            Area::new(self.memory, requester, &segment.pushed_rows).write(index * row_bytes, rows);
         } else {
-            let index = self.own_index(requester, token, layer, own.len()) + (column - own.start);
-            (Area::new(self.memory, self.plan.rank, &segment.rows), index)
-        };
-        area.write(index * self.plan.row_bytes(), rows);
+            let index = self.plan.own_index(self.slot, requester, token, layer, own.len()) + (column - own.start);
+            Area::new(self.memory, self.plan.rank, &segment.rows).write(index * row_bytes, rows);
+        }
     }
 
     /// Takes `count` rows of `owner`, of columns that follow each other, from `column` on.
@@ -220,13 +214,17 @@ impl<M: Memory> HostPayload<'_, M> {
         let segment = &self.plan.segment;
         let own = self.plan.columns_of(owner);
         let (area, index) = if self.push {
-            (Area::new(self.memory, self.plan.rank, &segment.pushed_rows), self.index(token, layer, column))
+            (Area::new(self.memory, self.plan.rank, &segment.pushed_rows), self.plan.index(token, layer, column))
         } else {
-            let index = self.own_index(self.plan.rank, token, layer, own.len()) + (column - own.start);
+            let index = self.plan.own_index(self.slot, self.plan.rank, token, layer, own.len()) + (column - own.start);
             (Area::new(self.memory, owner, &segment.rows), index)
         };
         let row_bytes = self.plan.row_bytes();
-        let rows = &mut self.scratch.run[..count * row_bytes];
+        let rows = count * row_bytes;
+        if let Some(out) = self.output.packed(layer, token, column, rows) {
+            return area.read(index * row_bytes, out);
+        }
+        let rows = &mut self.scratch.run[..rows];
         area.read(index * row_bytes, rows);
         self.output.write(&self.plan.layers[layer].format, layer, token, column, rows);
     }

@@ -1,6 +1,8 @@
 //! The words of a group's signal area, whatever they are kept in.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::thread::futex;
 
 use crate::Memory;
 
@@ -71,15 +73,38 @@ const fn line(from: usize) -> usize {
     LINE * (1 + from)
 }
 
-/// The word at `offset` bytes in the segment of `owner`.
-fn word<M: Memory + ?Sized>(memory: &M, owner: usize, offset: usize) -> &AtomicU64 {
+/// The address of the word at `offset` bytes in the segment of `owner`.
+fn address<M: Memory + ?Sized>(memory: &M, owner: usize, offset: usize) -> *mut u64 {
     assert!(offset.is_multiple_of(8) && offset + 8 <= memory.bytes(), "signal word outside of the segment");
     // SAFETY: `Memory` promises `bytes()` bytes from the segment's start, and the word lies within them.
     let word = unsafe { memory.segment(owner).add(offset) };
+    word.cast().as_ptr()
+}
+
+fn word<M: Memory + ?Sized>(memory: &M, owner: usize, offset: usize) -> &AtomicU64 {
     // SAFETY: The pointer is valid for reads and writes as long as `memory`, from which the reference borrows, and is
     // aligned to 8 since segments are aligned to a page and the offset to 8. All accesses to signal words, in every
     // process, are atomic ones of 64 bits.
-    unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) }
+    unsafe { AtomicU64::from_ptr(address(memory, owner, offset)) }
+}
+
+/// The bell of `owner`, which is 1 while that rank sleeps until a signal comes: the sixth word of its line in its own
+/// memory, of which the lower half is used.
+pub(super) fn bell<M: Memory + ?Sized>(memory: &M, owner: usize) -> &AtomicU32 {
+    // SAFETY: As above, but that all accesses to bells are atomic ones of 32 bits, of the half at the lower address.
+    unsafe { AtomicU32::from_ptr(address(memory, owner, line(owner) + 40).cast()) }
+}
+
+/// Wakes `owner` if it sleeps, after a signal was stored in its memory.
+fn ring<M: Memory + ?Sized>(memory: &M, owner: usize) {
+    // Pairs with the fence in `Patience::pause`.
+    fence(Ordering::SeqCst);
+    let bell = bell(memory, owner);
+    if bell.load(Ordering::Relaxed) != 0 {
+        bell.store(0, Ordering::Relaxed);
+        // Nobody sleeping any more is no failure, and there is no other.
+        let _ = futex::wake(bell, futex::Flags::empty(), 1);
+    }
 }
 
 impl<M: Memory + ?Sized> Signals for M {
@@ -97,6 +122,9 @@ impl<M: Memory + ?Sized> Signals for M {
 
     fn store(&self, owner: usize, at: Word, value: u64, order: Ordering) {
         word(self, owner, line(Memory::rank(self)) + 8 * at as usize).store(value, order);
+        if order == Ordering::Release {
+            ring(self, owner);
+        }
     }
 
     fn control(&self, at: Control) -> u64 {

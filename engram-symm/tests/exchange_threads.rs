@@ -90,7 +90,7 @@ fn a_sleeping_rank_is_woken() {
         let mut exchange = Exchange::create(&mut group, "sleepy", shape.config(), parts).unwrap();
         for step in 0..30 {
             let ids = shape.ids(group.rank(), step, 8);
-            if group.rank() == step as usize % 3 {
+            if step % 3 == group.rank() as u64 {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let rows = exchange.run(shape.view(&ids), 8, Algorithm::Push).unwrap();

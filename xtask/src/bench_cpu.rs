@@ -3,6 +3,7 @@
 //! Each case runs product and peer in turn, [`ROUNDS`] times, so that a machine whose speed drifts slows both; the ratio
 //! is the median of the rounds' ratios.
 
+mod exchange;
 mod hash;
 mod prove;
 mod rows;
@@ -40,8 +41,13 @@ struct Bench {
 }
 
 pub(crate) fn run_all(only: &[&str]) -> Result<()> {
-    let all: [(&str, Measure); 4] =
-        [("hash", hash::cases), ("token-map", token_map::cases), ("validate", prove::cases), ("rows", rows::cases)];
+    let all: [(&str, Measure); 5] = [
+        ("hash", hash::cases),
+        ("token-map", token_map::cases),
+        ("validate", prove::cases),
+        ("rows", rows::cases),
+        ("exchange", exchange::cases),
+    ];
     if let Some(unknown) = only.iter().find(|name| all.iter().all(|(known, _)| known != *name)) {
         bail!("no benchmark is called {unknown}; there are {}", all.map(|(name, _)| name).join(", "));
     }

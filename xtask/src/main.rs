@@ -28,7 +28,7 @@ usage: cargo xtask COMMAND
   test-gpu          build and run the tests that need a CUDA device; without one, or when none ran, this fails
   test-gpu --archive DIR   pack them with a script that runs them on a machine without Rust
   tidy              check the workspace's invariants (ARCHITECTURE.md)
-  bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate or rows
+  bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate, rows or exchange
   bench-gpu [FILE...]      lookups and hashes beside their peers on this machine's GPU; FILEs give the text of the text case
   bench-gpu --archive DIR  pack them with a script that runs them on a machine without Rust
   real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER

@@ -38,13 +38,11 @@ __device__ void copy(const Rows& a) {
     each_tile(a, a.slot, [&](const Place& p, u32 rows) { move<Unit>(p.values, p.scales, p.out, value_units, walk, rows); });
 }
 
+// Rows in one piece.
 template <typename Unit>
 __device__ void copy_few(const Rows& a) {
-    const u32 value_units = a.value_bytes / u32(sizeof(Unit));
-    one_unit(a, [&](const Place& p, u32 unit) {
-        const Unit* source = reinterpret_cast<const Unit*>(p.values) + unit;
-        if (unit >= value_units) source = reinterpret_cast<const Unit*>(p.scales) + (unit - value_units);
-        reinterpret_cast<Unit*>(p.out)[unit] = load(source, p.values != nullptr);
+    one_unit(a, [](const Place& p, u32 unit) {
+        reinterpret_cast<Unit*>(p.out)[unit] = load(reinterpret_cast<const Unit*>(p.values) + unit, p.values != nullptr);
     });
 }
 

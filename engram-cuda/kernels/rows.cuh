@@ -67,24 +67,29 @@ struct Place {
     u32 token = 0, layer = 0, column = 0;
 
     Place() = default;
-    __device__ Place(const Rows& a, u32 token, u32 layer, u32 column) : token(token), layer(layer), column(column) {
-        out = a.out + (token * a.out_token + layer * a.out_layer + column * a.out_column);
-        if (token >= a.tokens) return;
+    // SHARED: columns may have ids in common.
+    template <bool SHARED>
+    static __device__ Place of(const Rows& a, u32 token, u32 layer, u32 column) {
+        Place p;
+        p.token = token, p.layer = layer, p.column = column;
+        p.out = a.out + (token * a.out_token + layer * a.out_layer + column * a.out_column);
+        if (token >= a.tokens) return p;
         const Table t = a.tables[layer];
         u32 group = a.first + layer * a.columns + column, member = 0;
-        if (a.share != 1) {
+        if (SHARED) {
             member = group;
             group = a.by_share.divide(group);
             member -= group * a.share;
         }
         const i64 at = i64(token) * a.token_stride + group;
         i64 id = a.wide ? static_cast<const i64*>(a.ids)[at] : static_cast<const i32*>(a.ids)[at];
-        if (a.share != 1 && id >= 0) id = id * a.share + member;
+        if (SHARED && id >= 0) id = id * a.share + member;
         const u64 local = u64(id) - t.first;    // below `rows` only for rows that are here
         if (local < t.rows) {
-            values = t.values + local * t.value_stride;
-            scales = t.scales + local * t.scale_stride;
+            p.values = t.values + u32(local) * t.value_stride;
+            p.scales = t.scales + u32(local) * t.scale_stride;
         }
+        return p;
     }
 };
 
@@ -92,7 +97,7 @@ __device__ Place place(const Rows& a, u32 row) {
     const u32 token = a.by_across.divide(row);
     const u32 across = row - token * (a.layers * a.columns);
     const u32 layer = a.by_columns.divide(across);
-    return Place(a, token, layer, across - layer * a.columns);
+    return Place::of<true>(a, token, layer, across - layer * a.columns);
 }
 
 // Calls job(lane i's place: row i of the tile) for all tiles of this warp, of which all lanes take part. Neighbouring tiles go to
@@ -153,12 +158,12 @@ __device__ T load(const T* p, bool here) {
     return here ? __ldg(p) : T(0);
 }
 
-// Few rows, a thread a unit: then a lookup takes little more than its two dependent reads. A block has units x columns threads and
-// serves a token and layer: the grid is tokens x layers x ceil(columns / a block's).
+// Few rows, a thread a unit and an id a column: then a lookup takes little more than its two dependent reads. A block has units x
+// columns threads and serves a token and layer: the grid is tokens x layers x ceil(columns / a block's).
 template <typename Job>
 __device__ void one_unit(const Rows& a, Job job) {
     const u32 column = blockIdx.z * blockDim.y + threadIdx.y;
-    if (column < a.columns) job(Place(a, blockIdx.x, blockIdx.y, column), threadIdx.x);
+    if (column < a.columns) job(Place::of<false>(a, blockIdx.x, blockIdx.y, column), threadIdx.x);
 }
 
 #define KERNEL(name, body) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Rows a) { body(a); }

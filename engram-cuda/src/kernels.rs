@@ -14,7 +14,7 @@
 //! | [`ROWS`], [`FLOATS`] | `few_copy_U`, U = 16, 8, `few_float_8` | [`Rows`] | `slot`, `layers`, ceil(`columns` / c) | `units`, c, 1 | as `rows_copy_U` and `rows_float_8` |
 //! | [`STAGE`] | `stage` | [`Stage`] | any number | [`STAGE_THREADS`] | rows that host threads are gathering, into device memory |
 //!
-//! [`Rows::plan`] chooses between the last line and the others, grid and block.
+//! [`Rows::plan`] chooses between `few_` and `rows_`, grid and block.
 //! U is the unit in bytes that an entry reads at a time. Its requirements are given at [`Rows`]; entries of unit 1 have none.
 
 use engram_core::Reciprocal;
@@ -327,7 +327,7 @@ impl Hash {
 pub struct Entry {
     /// For any number of rows.
     pub name: &'static str,
-    /// For few rows, where there is one: a thread a unit.
+    /// For few rows, where there is one: a thread a unit, an id a column, and no scales apart from the values where bytes are kept.
     pub few: Option<&'static str>,
     /// Units a row has.
     pub units: u32,
@@ -348,7 +348,7 @@ impl Rows {
             2 => ("rows_copy_4", None, 4),
             _ => ("rows_copy_1", None, 1),
         };
-        Entry { name, few, units: (self.value_bytes + self.scale_bytes) / unit }
+        Entry { name, few: few.filter(|_| self.scale_bytes == 0), units: (self.value_bytes + self.scale_bytes) / unit }
     }
 
     /// The entry that puts scales into MX order.
@@ -395,7 +395,7 @@ impl Rows {
         self.by_units = Divisor::new(units);
 
         let fits = u64::from(rows) * u64::from(units) <= u64::from(blocks) * u64::from(ROWS_THREADS);
-        if let Some(few) = entry.few.filter(|_| fits && units <= ROWS_THREADS) {
+        if let Some(few) = entry.few.filter(|_| fits && self.share == 1 && units <= ROWS_THREADS) {
             self.tile = 1;
             let columns = (ROWS_THREADS / units).min(self.columns);
             let grid = [written, self.layers, self.columns.div_ceil(columns)];

@@ -9,15 +9,8 @@
 #include "common.cuh"
 
 constexpr u32 THREADS = 256;
-#ifndef IN_FLIGHT
-#define IN_FLIGHT 4
-#endif
-#ifndef BLOCKS
-#define BLOCKS 5
-#endif
-#ifndef HINT
-#define HINT ".L1::no_allocate"
-#endif
+constexpr u32 BLOCKS = 5;      // a multiprocessor, which caps registers at 48
+constexpr u32 IN_FLIGHT = 4;   // loads of a lane
 
 // One layer's table, or the part of it that is here: rows first..first + rows. Packed rows have values and scales at equal strides.
 struct Table {
@@ -66,7 +59,6 @@ struct Place {
     u8* out = nullptr;
     u32 token = 0, layer = 0, column = 0;
 
-    Place() = default;
     // SHARED: columns may have ids in common.
     template <bool SHARED>
     static __device__ Place of(const Rows& a, u32 token, u32 layer, u32 column) {
@@ -142,14 +134,14 @@ __device__ T* from_lane(T* pointer, u32 lane) {
 __device__ uint4 load(const uint4* p, bool here) {
     uint4 v;
     asm volatile("{.reg .pred here; setp.ne.u32 here, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;\n"
-        "@here ld.global.nc" HINT ".v4.u32 {%0, %1, %2, %3}, [%4];}"
+        "@here ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
         : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"(u32(here)));
     return v;
 }
 __device__ uint2 load(const uint2* p, bool here) {
     uint2 v;
     asm volatile("{.reg .pred here; setp.ne.u32 here, %3, 0; mov.u32 %0, 0; mov.u32 %1, 0;\n"
-        "@here ld.global.nc" HINT ".v2.u32 {%0, %1}, [%2];}"
+        "@here ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];}"
         : "=&r"(v.x), "=&r"(v.y) : "l"(p), "r"(u32(here)));
     return v;
 }

@@ -39,7 +39,8 @@ impl Probe {
 /// or out of step ends the group: its error is told to all ranks, and each later call returns it again.
 ///
 /// Dropping a group is local and silent; the others notice at their next collective call. [`close`](Self::close)
-/// leaves together.
+/// leaves together. A rank that dies is noticed at once, unless a child that it forked without `exec` lives on with its
+/// connections: then at the deadline.
 #[derive(Debug)]
 pub struct Group {
     rank: usize,
@@ -164,14 +165,17 @@ impl Group {
         if !self.one_node {
             return Err(Error::AcrossNodes { step });
         }
+        let mut copy = match rustix::io::fcntl_dupfd_cloexec(own, 0) {
+            Ok(copy) => Some(copy),
+            Err(errno) => return self.give_up(os(self.rank, step, errno)),
+        };
         let parts = self.exchange(step, &[], Some(own), None)?;
-        let copy = |errno| os(self.rank, step, errno);
-        let shared = parts.into_iter().enumerate().map(|(rank, part)| match part.descriptor {
-            Some(descriptor) => Ok(descriptor),
-            None if rank == self.rank => rustix::io::fcntl_dupfd_cloexec(own, 0).map_err(copy),
-            None => Err(unreadable(rank, step, "no descriptor")),
+        let own_rank = self.rank;
+        let shared = parts.into_iter().enumerate().map(|(rank, part)| {
+            let descriptor = if rank == own_rank { copy.take() } else { part.descriptor };
+            descriptor.ok_or_else(|| unreadable(rank, step, "no descriptor"))
         });
-        shared.collect()
+        shared.collect::<Result<_>>().or_else(|fault| self.give_up(fault))
     }
 
     /// Leaves the group together with all other ranks: none of them uses it any more once this returns.
@@ -222,25 +226,29 @@ impl Group {
         descriptor: Option<BorrowedFd<'_>>,
         deadline: Option<Deadline>,
     ) -> Result<Vec<Part>> {
-        let probed = self.probe.before(step).map_err(|source| Error::Os { rank: self.rank, step, source });
-        let deadline = deadline.unwrap_or_else(|| Deadline::after(self.limit));
-        let gathered = match &mut self.link {
-            Link::Alone => probed.map(|()| vec![Part { bytes: own.to_vec(), descriptor: None }]),
-            Link::Mesh(mesh) => match probed {
-                Ok(()) => mesh.gather(step, own, descriptor, deadline),
-                Err(fault) => Err(mesh.fail(fault)),
-            },
-            Link::Store(link) => match probed {
-                Ok(()) => link
-                    .gather(step, own, deadline)
-                    .map(|parts| parts.into_iter().map(|bytes| Part { bytes, descriptor: None }).collect()),
-                Err(fault) => Err(link.fail(fault)),
-            },
-            Link::Failed(fault) => Err(fault.clone()),
-        };
-        if let Err(fault) = &gathered {
-            self.link = Link::Failed(fault.clone());
+        if let Err(source) = self.probe.before(step) {
+            return self.give_up(Error::Os { rank: self.rank, step, source });
         }
-        gathered
+        let deadline = deadline.unwrap_or_else(|| Deadline::after(self.limit));
+        let alone = |bytes| Part { bytes, descriptor: None };
+        let gathered = match &mut self.link {
+            Link::Alone => Ok(vec![alone(own.to_vec())]),
+            Link::Mesh(mesh) => mesh.gather(step, own, descriptor, deadline),
+            Link::Store(link) => link.gather(step, own, deadline).map(|parts| parts.into_iter().map(alone).collect()),
+            Link::Failed(fault) => return Err(fault.clone()),
+        };
+        gathered.or_else(|fault| self.give_up(fault))
+    }
+
+    /// Ends the group: all ranks that can still hear it are told why.
+    fn give_up<T>(&mut self, fault: Error) -> Result<T> {
+        match &self.link {
+            Link::Alone => {}
+            Link::Mesh(mesh) => mesh.tell(&fault),
+            Link::Store(link) => link.tell(&fault),
+            Link::Failed(first) => return Err(first.clone()),
+        }
+        self.link = Link::Failed(fault.clone());
+        Err(fault)
     }
 }

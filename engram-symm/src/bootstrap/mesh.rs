@@ -123,31 +123,17 @@ impl Mesh {
         Ok(meshes)
     }
 
-    /// Gives `own` to every other rank and returns what each of them gave, by rank; the own place holds `own` without
-    /// the descriptor. A failure is told to all ranks that can still hear it: the connections are of no use then.
-    pub(crate) fn gather(
-        &mut self,
-        step: Step,
-        own: &[u8],
-        descriptor: Option<BorrowedFd<'_>>,
-        deadline: Deadline,
-    ) -> Result<Vec<Part>> {
-        let gathered = self.try_gather(step, own, descriptor, deadline);
-        self.calls = self.calls.wrapping_add(1);
-        gathered.map_err(|fault| self.fail(fault))
-    }
-
     /// Tells `fault` to all ranks that can still hear it.
-    pub(crate) fn fail(&self, fault: Error) -> Error {
-        let message = Message::Fault(fault);
+    pub(crate) fn tell(&self, fault: &Error) {
+        let message = Message::Fault(fault.clone());
         for peer in self.peers.iter().flatten() {
             let _ = message.send(peer, None);
         }
-        let Message::Fault(fault) = message else { unreachable!("made above") };
-        fault
     }
 
-    fn try_gather(
+    /// Gives `own` to every other rank and returns what each of them gave, by rank; the own place holds `own` without
+    /// the descriptor. After a failure the connections are of no use.
+    pub(crate) fn gather(
         &mut self,
         step: Step,
         own: &[u8],
@@ -208,6 +194,7 @@ impl Mesh {
             let sockets: Vec<_> = waiting.iter().filter_map(|&rank| self.peers[rank].as_ref()).collect();
             wait_readable(&sockets, wait).map_err(|errno| os(self.rank, step, errno))?;
         }
+        self.calls = self.calls.wrapping_add(1);
         let mut parts: Vec<Part> = progress.into_iter().map(|state| state.part).collect();
         parts[self.rank].bytes = own.to_vec();
         Ok(parts)

@@ -182,21 +182,14 @@ impl Link {
         Ok(())
     }
 
+    /// Leaves `fault` for the others to find.
+    pub(crate) fn tell(&self, fault: &Error) {
+        let words = serde_json::to_vec(fault).expect("plain data has a JSON form");
+        let _ = self.store.set(&format!("{}/fault", self.prefix), &words, ANSWER);
+    }
+
     /// Gives `own` to all other ranks and returns what each of them gave.
     pub(crate) fn gather(&mut self, step: Step, own: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        let gathered = self.try_gather(step, own, deadline);
-        self.calls = self.calls.wrapping_add(1);
-        gathered.map_err(|fault| self.fail(fault))
-    }
-
-    /// Leaves `fault` for the others to find.
-    pub(crate) fn fail(&self, fault: Error) -> Error {
-        let words = serde_json::to_vec(&fault).expect("plain data has a JSON form");
-        let _ = self.store.set(&format!("{}/fault", self.prefix), &words, ANSWER);
-        fault
-    }
-
-    fn try_gather(&self, step: Step, own: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         if own.len() > CONTRIBUTION {
             return Err(Error::too_long(self.rank, step, own.len(), CONTRIBUTION));
         }
@@ -235,6 +228,7 @@ impl Link {
                 }
             }
         }
+        self.calls = self.calls.wrapping_add(1);
         Ok(parts)
     }
 

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("what_no_machine_has_is_refused_to_all", what_no_machine_has_is_refused_to_all),
     ("a_limit_on_files_is_an_error_not_a_signal", a_limit_on_files_is_an_error_not_a_signal),
     ("eight_ranks_need_few_descriptors", eight_ranks_need_few_descriptors),
+    ("descriptors_that_run_out_are_told_to_all", descriptors_that_run_out_are_told_to_all),
     ("a_thousand_groups_leave_nothing", a_thousand_groups_leave_nothing),
 ];
 
@@ -72,6 +73,33 @@ fn eight_ranks_need_few_descriptors() {
     let actions = [Action::LimitFiles(64)].into_iter().chain(groups.clone()).chain(groups.clone()).chain(groups);
     let actions: Vec<_> = actions.chain([Action::CloseAll]).collect();
     all_succeed(&job.run(8, |_| script(actions.clone())));
+}
+
+fn descriptors_that_run_out_are_told_to_all() {
+    let allocate = |spare| {
+        let reports = Job::new().run(3, |rank| {
+            let limit = if rank == 1 { Action::SpareFiles(spare) } else { Action::Sleep(Duration::ZERO) };
+            script([join(LIMIT), limit, Action::Allocate(1)])
+        });
+        reports.into_iter().map(|report| report.outcome).collect::<Vec<_>>()
+    };
+    let mut steps = Vec::new();
+    loop {
+        // Rank 1 needs a few descriptors at once, and fails at every step for the want of one more.
+        let outcomes = allocate(steps.len() as u64);
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
+        match &outcomes[0] {
+            Err(Error::Memory { rank: 1, step, source, .. } | Error::Os { rank: 1, step, source }) => {
+                assert_eq!(*source, OsError(Errno::MFILE.raw_os_error()));
+                steps.push(*step);
+            }
+            Ok(()) => break,
+            Err(error) => panic!("{error} with {} descriptors to spare", steps.len()),
+        }
+    }
+    // Its own segment, then a copy of that descriptor and those of two peers.
+    assert_eq!(steps.first(), Some(&Step::Create));
+    assert!(steps.len() >= 4 && steps[1..].iter().all(|step| *step == Step::Share), "{steps:?}");
 }
 
 fn a_thousand_groups_leave_nothing() {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
@@ -39,6 +39,8 @@ pub(crate) enum Action {
     Sleep(Duration),
     /// Limits the descriptors of the process.
     LimitFiles(u64),
+    /// Leaves the process this many free descriptors.
+    SpareFiles(u64),
     /// Limits the size of files.
     LimitSize(u64),
     /// Joins a group and puts it last.
@@ -135,6 +137,12 @@ impl Rank<'_> {
         match action {
             Action::Sleep(time) => std::thread::sleep(*time),
             Action::LimitFiles(count) => limit(Resource::Nofile, *count),
+            Action::SpareFiles(spare) => {
+                // The one that this takes is the next that is free, and all below it are open.
+                let next = std::fs::File::open("/dev/null").expect("a descriptor is free");
+                let next = u64::try_from(next.as_raw_fd()).expect("a descriptor");
+                limit(Resource::Nofile, next + spare);
+            }
             Action::LimitSize(bytes) => limit(Resource::Fsize, *bytes),
             Action::Join { key, members, limit } => {
                 let members = members.clone().unwrap_or_else(|| (0..self.launch.world).collect());

@@ -97,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stage(const __grid_constan
     // The last block closes the run.
     if (threadIdx.x == 0) {
         __threadfence();
-        shared = atomicAdd(&a.state->blocks, 1) + 1 == gridDim.x;
+        // Wraps around to 0, so that even runs which overlap by mistake leave the count as they found it.
+        shared = atomicInc(&a.state->blocks, gridDim.x - 1) + 1 == gridDim.x;
     }
     __syncthreads();
     if (!shared) return;
@@ -108,7 +109,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) stage(const __grid_constan
     __syncthreads();
     if (threadIdx.x == 0) {
         a.state->runs = run;
-        a.state->blocks = 0;
         a.state->expired = 0;
         if (expired) release(a.status + 1, run);
         release(a.status, run);

@@ -72,6 +72,17 @@ impl Areas {
         group * self.area_chunks * self.entries + entry
     }
 
+    /// The chunk that has entries `k * entries` and following of a layer, where the entries fill the `used` chunks of its areas one after the other.
+    pub(crate) fn plain_chunk(&self, layer: usize, k: usize, used: usize) -> usize {
+        self.first_chunk(layer * self.groups + k / used) + k % used
+    }
+
+    /// The slot of such an entry.
+    pub(crate) fn plain_slot(&self, entry: usize, used: usize) -> usize {
+        let k = entry / self.entries;
+        self.slot(k / used, k % used * self.entries + entry % self.entries)
+    }
+
     /// Where a layer's areas begin, in bytes.
     pub(crate) fn layer_start(&self, layer: usize) -> usize {
         self.first_chunk(layer * self.groups) * self.chunk_bytes()
@@ -110,6 +121,27 @@ mod tests {
                         prop_assert!(by_slot + share * row_bytes <= areas.bytes());
                     }
                 }
+            }
+        }
+
+        #[test]
+        fn plain_slots_and_chunks_agree(
+            layers in 1usize..3, groups in 1usize..5, share in 1usize..4, capacity in 1usize..700, tokens in 1usize..700, row_bytes in 1usize..300,
+        ) {
+            let (tokens, areas) = (tokens.min(capacity), Areas::new(layers, groups * share, share, capacity, row_bytes));
+            let used = areas.used(tokens);
+            for layer in 0..layers {
+                let mut next = 0;
+                for k in 0..groups * used {
+                    for entry in areas.entries_of(k, tokens * groups) {
+                        prop_assert_eq!(entry, next);
+                        next += 1;
+                        let by_slot = areas.layer_start(layer) + areas.plain_slot(entry, used) * share * row_bytes;
+                        let by_chunk = areas.plain_chunk(layer, k, used) * areas.chunk_bytes() + entry % areas.entries * share * row_bytes;
+                        prop_assert_eq!(by_slot, by_chunk);
+                    }
+                }
+                prop_assert_eq!(next, tokens * groups);
             }
         }
 

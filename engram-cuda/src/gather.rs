@@ -107,8 +107,8 @@ pub(crate) struct Work {
     open: AtomicUsize,
     next_slots: AtomicUsize,
     look: AtomicBool,
-    /// Whether the device's slots are those of a run without repeats, for at least this many tokens, in this grouping (0) or that (1).
-    plain_slots: [AtomicUsize; 2],
+    /// What slots the device has, if the last run did not look for repeats.
+    plain_slots: Mutex<Option<PlainSlots>>,
     /// By grouping and size (power of two): steps that decode do not repeat, prompts do.
     switches: Mutex<[[Switch; usize::BITS as usize]; 2]>,
     /// Share of distinct keys in the last run that looked, as f32 bits.
@@ -119,6 +119,27 @@ pub(crate) struct Work {
     failure: Mutex<Option<String>>,
     /// Woken by announcements.
     lead: Mutex<Option<Thread>>,
+}
+
+/// Slots of a run in which every token is an entry of its own: they depend on its shape alone.
+#[derive(Clone, Copy, Debug)]
+struct PlainSlots {
+    grouping: Grouping,
+    layers: usize,
+    used: usize,
+    tokens: usize,
+}
+
+impl PlainSlots {
+    fn of(run: &Run, areas: &Areas) -> Self {
+        Self { grouping: run.grouping, layers: run.layers, used: areas.used(run.tokens), tokens: run.tokens }
+    }
+
+    /// Whether these slots begin with those of the other run.
+    fn holds(&self, other: &Self) -> bool {
+        (self.grouping, self.layers, self.used) == (other.grouping, other.layers, other.used)
+            && self.tokens >= other.tokens
+    }
 }
 
 /// A group of columns of one layer in the current run.
@@ -169,7 +190,7 @@ impl Work {
             open: AtomicUsize::new(0),
             next_slots: AtomicUsize::new(0),
             look: AtomicBool::new(false),
-            plain_slots: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            plain_slots: Mutex::new(None),
             switches: Mutex::new(std::array::from_fn(|_| std::array::from_fn(|_| Switch::default()))),
             distinct_share: AtomicU32::new(1.0f32.to_bits()),
             keys: AtomicUsize::new(0),
@@ -208,7 +229,7 @@ impl Work {
         let finished = status[0].load(Ordering::Acquire);
         if status[1].load(Ordering::Relaxed) == finished && finished != 0 {
             status[1].store(0, Ordering::Relaxed);
-            self.plain_slots.iter().for_each(|tokens| tokens.store(0, Ordering::Relaxed));
+            *self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner) = None;
             self.fail("the worker threads were too late: that lookup gave zero rows".to_owned());
         }
         // A run is numbered by what the kernel has finished, so a run that came too late leaves no trace in the next one.
@@ -244,14 +265,12 @@ impl Work {
         self.look.store(look, Ordering::Relaxed);
         self.keys.store(0, Ordering::Relaxed);
         self.distinct.store(0, Ordering::Relaxed);
-        // Without a look every token is an entry, so all groups are ready at once.
-        let found = if look { Group::OPEN } else { u32::try_from(run.tokens).unwrap_or(u32::MAX - 1) };
         for group in &self.groups[..groups] {
-            group.found.store(found, Ordering::Relaxed);
+            group.found.store(Group::OPEN, Ordering::Relaxed);
             group.next_chunk.store(0, Ordering::Relaxed);
         }
-        self.open.store(if look { groups } else { 0 }, Ordering::Relaxed);
-        self.next_group.store(if look { 0 } else { groups }, Ordering::Relaxed);
+        self.open.store(groups, Ordering::Relaxed);
+        self.next_group.store(0, Ordering::Relaxed);
         self.next_slots.store(0, Ordering::Release);
     }
 
@@ -267,11 +286,15 @@ impl Work {
         } else {
             self.distinct_share.store(1.0f32.to_bits(), Ordering::Relaxed);
         }
-        let plain = !self.look.load(Ordering::Relaxed) && run.layers == self.areas[run.grouping as usize].layers;
-        let known = &self.plain_slots[run.grouping as usize];
-        known.store(if plain { run.tokens.max(known.load(Ordering::Relaxed)) } else { 0 }, Ordering::Relaxed);
-        // Both groupings share the memory, and the layers of a run decide how slots lie.
-        self.plain_slots[1 - run.grouping as usize].store(0, Ordering::Relaxed);
+        let mut known = self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = if self.look.load(Ordering::Relaxed) {
+            None
+        } else {
+            let new = PlainSlots::of(run, &self.areas[run.grouping as usize]);
+            let more = known.filter(|known| known.holds(&new));
+            more.or(Some(new))
+        };
+        drop(known);
         if !run.busy.is_null() {
             // SAFETY: the flag outlives the run.
             unsafe { &*run.busy }.store(false, Ordering::Release);
@@ -282,6 +305,20 @@ impl Work {
     fn gather(&self, run: &Run, thread: &mut Scratch) {
         let areas = &self.areas[run.grouping as usize];
         let groups = run.layers * areas.groups;
+        if !self.look.load(Ordering::Relaxed) {
+            self.fill_slots(run, areas);
+            for layer in 0..run.layers {
+                let next = &self.groups[layer * areas.groups].next_chunk;
+                loop {
+                    let k = next.fetch_add(1, Ordering::Relaxed);
+                    if k >= areas.groups * areas.used(run.tokens) {
+                        break;
+                    }
+                    self.gather_plain(run, areas, layer, k, thread);
+                }
+            }
+            return;
+        }
         loop {
             let group = self.next_group.fetch_add(1, Ordering::Relaxed);
             if group >= groups {
@@ -355,10 +392,11 @@ impl Work {
         let slots = run.tokens * per_token;
         let per_chunk = areas.chunk_bytes() / 4;
         let looked = self.look.load(Ordering::Relaxed);
-        // The device still has them from the last run, if both went without repeats and over the same layers.
-        let known = !looked
-            && run.layers == areas.layers
-            && self.plain_slots[run.grouping as usize].load(Ordering::Relaxed) >= run.tokens;
+        // The device still has them from the last run, if neither looked for repeats and both are of one shape.
+        let known = !looked && {
+            let known = self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner);
+            known.is_some_and(|known| known.holds(&PlainSlots::of(run, areas)))
+        };
         loop {
             let k = self.next_slots.fetch_add(1, Ordering::Relaxed);
             if k >= areas.slot_chunks {
@@ -391,8 +429,9 @@ impl Work {
                         }
                     }
                 } else {
+                    let used = areas.used(run.tokens);
                     for at in 0..range.len() {
-                        write(at, areas.slot(group % areas.groups, token));
+                        write(at, areas.plain_slot(token * areas.groups + group % areas.groups, used));
                         group += 1;
                         if group == per_token {
                             (group, token) = (0, token + 1);
@@ -404,7 +443,30 @@ impl Work {
         }
     }
 
-    /// Copies the rows of one chunk's entries and publishes it.
+    /// Copies the rows of one chunk of a layer whose entries are all tokens' groups in their own order, and publishes it.
+    fn gather_plain(&self, run: &Run, areas: &Areas, layer: usize, k: usize, thread: &mut Scratch) {
+        let chunk = areas.plain_chunk(layer, k, areas.used(run.tokens));
+        let entries = areas.entries_of(k, run.tokens * areas.groups);
+        let bytes = entries.len() * areas.share * areas.row_bytes;
+        if bytes > 0 {
+            // SAFETY: the chunk lies inside the rows' memory.
+            let to = unsafe { self.chunks.rows.add(chunk * areas.chunk_bytes()) };
+            let ids = IdsOf { run, stride: run.layers * self.columns, first: layer * self.columns };
+            thread.ids.clear();
+            let (mut token, mut column) = (entries.start / areas.groups, entries.start % areas.groups * areas.share);
+            for _ in 0..entries.len() * areas.share {
+                thread.ids.push(ids.get(token, column));
+                column += 1;
+                if column == self.columns {
+                    (token, column) = (token + 1, 0);
+                }
+            }
+            self.copy_rows(&*self.tables[run.first_layer + layer], areas.row_bytes, to, bytes, thread);
+        }
+        self.publish(chunk, bytes);
+    }
+
+    /// Copies the rows of one chunk of a group's distinct entries, and publishes it.
     fn gather_chunk(&self, run: &Run, areas: &Areas, group: usize, k: usize, found: usize, thread: &mut Scratch) {
         let chunk = areas.first_chunk(group) + k;
         let entries = areas.entries_of(k, found);
@@ -414,11 +476,10 @@ impl Work {
             let to = unsafe { self.chunks.rows.add(chunk * areas.chunk_bytes()) };
             let table = &self.tables[run.first_layer + group / areas.groups];
             let numbers = self.groups[group].numbers.read().unwrap_or_else(PoisonError::into_inner);
-            let looked = self.look.load(Ordering::Relaxed);
             let ids = self.ids_of(run, areas, group);
             thread.ids.clear();
             for entry in entries {
-                let token = if looked { numbers.first[entry] as usize } else { entry };
+                let token = numbers.first[entry] as usize;
                 thread.ids.extend((0..areas.share).map(|column| ids.get(token, column)));
             }
             drop(numbers);

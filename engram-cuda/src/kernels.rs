@@ -12,7 +12,7 @@
 //! | [`ROWS`] | `rows_mx_U`, U = 8, 1 | [`Rows`] | any number | same | E4M3 values as they are, E8M0 scales in MX order with their padding |
 //! | [`FLOATS`] | `rows_float_U`, U = 8, 1 | [`Rows`] | any number | same | E4M3 rows of both kinds to bf16 or f16 |
 //! | [`ROWS`], [`FLOATS`] | `few_copy_U`, U = 16, 8, `few_float_8` | [`Rows`] | `slot`, `layers`, ceil(`columns` / c) | `units`, c, 1 | as `rows_copy_U` and `rows_float_8` |
-//! | [`STAGE`] | `stage` | [`Stage`] | any number | [`STAGE_THREADS`] | rows that host threads are gathering, into device memory |
+//! | [`STAGE`] | `stage` | [`Stage`] | any number, the same for one [`Stage::state`] | [`STAGE_THREADS`] | rows that host threads are gathering, into device memory |
 //!
 //! [`Rows::plan`] chooses between `few_` and `rows_`, grid and block.
 //! U is the unit in bytes that an entry reads at a time. Its requirements are given at [`Rows`]; entries of unit 1 have none.

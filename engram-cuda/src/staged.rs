@@ -60,6 +60,7 @@ pub(crate) struct Staged {
     announcements: HashMap<Key, Box<Announcement>>,
     from_host: Vec<FromHost>,
     last: Mark,
+    /// Of every launch of the stage kernel, which counts them.
     blocks: u32,
 }
 
@@ -84,8 +85,8 @@ struct FromHost {
 /// How long the stage kernel waits for the threads before the lookup gives zero rows and an error.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Blocks of the stage kernel: enough loads in flight to fill the link to the host.
-const BLOCKS: u32 = 32;
+/// Blocks of the stage kernel: 8 have enough loads in flight to fill the link to the host; more wait for more chunks at a time.
+const BLOCKS: u32 = 16;
 
 /// Batches of host ids that may be under way at a time.
 const IN_FLIGHT: usize = 4;
@@ -389,12 +390,17 @@ impl Staged {
             area_chunks: narrow(areas.area_chunks),
             used_chunks: narrow(areas.used(shape.tokens)),
         };
-        let grid = (param.slot_chunks + param.areas * param.used_chunks).clamp(1, self.blocks);
         // SAFETY: the announcement lives as long as this value, which outlives what is enqueued (graphs are launched under that promise).
         unsafe { driver::launch_host(stream.handle(), announce, announcement.cast_mut().cast()) }?;
         // SAFETY: the entry takes `Stage`; its memory is this value's own, sized by the same areas.
         unsafe {
-            self.device.kernels().launch("stage", [grid, 1, 1], [kernels::STAGE_THREADS, 1, 1], stream.handle(), &param)
+            self.device.kernels().launch(
+                "stage",
+                [self.blocks, 1, 1],
+                [kernels::STAGE_THREADS, 1, 1],
+                stream.handle(),
+                &param,
+            )
         }?;
         let blocks = Blocks::on(&self.device, None);
         // SAFETY: the slots and areas are this value's own, and the stage kernel has filled them for these tokens.

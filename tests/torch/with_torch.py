@@ -72,9 +72,10 @@ class Tables:
 
     def expected(self, ids):
         """[layer][token][columns * width]"""
-        rows = [t.cuda()[ids[:, k].clamp(0, ROWS - 1).long()] * ((ids[:, k] >= 0) & (ids[:, k] < ROWS)).unsqueeze(-1)
-                for k, t in enumerate(self.rows)]
-        return torch.stack([r.reshape(ids.shape[0], -1) for r in rows])
+        def layer(table, ids):
+            rows, here = table.cuda()[ids.clamp(0, ROWS - 1).long()], (ids >= 0) & (ids < ROWS)
+            return torch.where(here.unsqueeze(-1), rows, torch.zeros_like(rows)).reshape(ids.shape[0], -1)
+        return torch.stack([layer(table, ids[:, k]) for k, table in enumerate(self.rows)])
 
     def close(self, lookup=True):
         torch.cuda.synchronize()

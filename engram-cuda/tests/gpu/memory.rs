@@ -4,6 +4,24 @@ use crate::common::*;
 use engram_cuda::{DeviceBuffer, Error, Event, PinnedBuffer, RegisteredMemory, Stream};
 use std::ptr::NonNull;
 
+/// What may move to, or be used from, other threads: checked when this is compiled.
+const _: () = {
+    const fn sends<T: Send>() {}
+    const fn shares<T: Send + Sync>() {}
+    shares::<engram_cuda::Device>();
+    shares::<engram_cuda::Table>();
+    shares::<engram_cuda::Hasher>();
+    shares::<DeviceBuffer>();
+    shares::<PinnedBuffer>();
+    shares::<RegisteredMemory>();
+    shares::<Stream>();
+    shares::<Event>();
+    shares::<Error>();
+    sends::<engram_cuda::Lookup>();
+    sends::<engram_cuda::Prefetcher>();
+    sends::<engram_cuda::Graph>();
+};
+
 #[test]
 #[ignore = "needs a CUDA device"]
 fn buffers_carry_bytes_both_ways_and_refuse_what_does_not_fit() {

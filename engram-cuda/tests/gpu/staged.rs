@@ -346,3 +346,32 @@ fn staged_refusals() {
     let staged = Table::load(device(), &SynthSource::new(format, 1, 0, 10), 0..10, Placement::Staged).unwrap();
     assert!(matches!(Lookup::new(&[pinned, staged], 4, &options(10)), Err(Error::Invalid { .. })));
 }
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn graphs_of_one_lookup_that_overlap_are_told_and_leave_no_trace() {
+    let format = format(FormatKind::E4m3Global, 256);
+    let (rows, columns, tokens) = (400_000u64, 16, 6000);
+    let mut bench = bench_with(&format, rows, 1, columns, Placement::Staged, &options(tokens));
+    let ids = Random(9).ids(tokens * columns, rows);
+    let memory = upload(&ids);
+    let streams = [Stream::new(device()).unwrap(), Stream::new(device()).unwrap()];
+    let outs = [0, 1].map(|_| poisoned(&format, 1, columns, RowForm::Packed, tokens));
+    let ids_view = view(&memory, IdType::I32, tokens, 1, columns);
+    let mut graphs =
+        [0, 1].map(|k| streams[k].capture(|stream| bench.lookup.run(&ids_view, &outs[k].output(), stream)).unwrap());
+    for _ in 0..5 {
+        for (graph, stream) in graphs.iter_mut().zip(&streams) {
+            // SAFETY: all that the graphs use lives.
+            unsafe { graph.launch(stream.as_ref()) }.unwrap();
+        }
+    }
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    let error = bench.lookup.check().unwrap_err();
+    assert!(error.to_string().contains("overlapped"), "{error}");
+    for out in &outs {
+        out.poison();
+        run(&mut bench.lookup, &ids_view, &out.output()).unwrap();
+        out.assert(&bench.expected(&ids, RowForm::Packed, tokens, tokens, POISON));
+    }
+}

@@ -118,6 +118,10 @@ impl Script {
         let outcome = self.actions.iter().try_for_each(|action| rank.act(action));
         let Rank { groups, memories, expected, .. } = rank;
         drop((groups, memories));
+        // Counting takes a descriptor.
+        let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+        let limit = Rlimit { current: maximum, maximum };
+        rustix::process::setrlimit(Resource::Nofile, limit).expect("a limit can be raised as far as it was");
         Report { outcome, expected, descriptors: descriptors() - before, segments: segments() }
     }
 }
@@ -138,10 +142,12 @@ impl Rank<'_> {
             Action::Sleep(time) => std::thread::sleep(*time),
             Action::LimitFiles(count) => limit(Resource::Nofile, *count),
             Action::SpareFiles(spare) => {
-                // The one that this takes is the next that is free, and all below it are open.
+                // The one that this takes is the next that is free: all below it are open.
                 let next = std::fs::File::open("/dev/null").expect("a descriptor is free");
                 let next = u64::try_from(next.as_raw_fd()).expect("a descriptor");
-                limit(Resource::Nofile, next + spare);
+                let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+                let limit = Rlimit { current: Some(next + spare), maximum };
+                rustix::process::setrlimit(Resource::Nofile, limit).expect("a limit can be lowered");
             }
             Action::LimitSize(bytes) => limit(Resource::Fsize, *bytes),
             Action::Join { key, members, limit } => {

@@ -11,7 +11,7 @@ use crate::reciprocal::Reciprocal;
 
 /// Requests of any lengths, laid end to end.
 ///
-/// The three arrays are what the CUDA hash kernels read, too.
+/// GPU kernels read the same three arrays.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// `[tokens]`. Engram: compressed ids, -1 for a dead token. PLE: raw ids, 0 to 2^31 - 1.

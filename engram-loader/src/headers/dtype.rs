@@ -39,12 +39,6 @@ impl Dtype {
     }
 }
 
-impl PartialEq<safetensors::Dtype> for Dtype {
-    fn eq(&self, other: &safetensors::Dtype) -> bool {
-        self.defined() == Some(*other)
-    }
-}
-
 /// The name that headers use, such as `F8_E4M3`.
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -80,7 +80,7 @@ impl<'a> Stored<'a, '_> {
     fn list(&self, constant: Constant, computed: Vec<i64>, faults: &mut Vec<Fault>) -> Result<Option<List<'a>>, Error> {
         let Some(tensor) = (self.tensor)(constant) else { return Ok(None) };
         let (dtype, shape) = (tensor.info.dtype(), tensor.info.shape());
-        if *dtype != Dtype::I64 || *shape != [computed.len() as u64] {
+        if dtype.defined() != Some(Dtype::I64) || *shape != [computed.len() as u64] {
             let message = format!("expected I64 of shape [{}], found {dtype} of shape {shape:?}", computed.len());
             faults.push(tensor.fault(FaultCode::ConstantsInvalid, message));
             return Ok(None);

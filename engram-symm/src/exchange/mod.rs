@@ -21,7 +21,7 @@ use segment::{Segment, Sizes};
 
 use crate::host::HostMemory;
 use crate::memory::Memory;
-use crate::protocol::{Call, Failure, Fault, Operation, Patience, Payload, Protocol, Spins};
+use crate::protocol::{Call, Failure, Fault, MAX_WORLD, Operation, Patience, Payload, Protocol, Spins};
 use crate::{Error, Group, Registration, Result, Step};
 
 /// The exchange of one rank, over host memory that all ranks of a group share.
@@ -104,6 +104,9 @@ impl Plan {
 
 fn segment(config: &Config, world: usize) -> Result<Segment> {
     config.check(world)?;
+    if world > MAX_WORLD {
+        return Err(invalid("ranks of the group", &world, &format!("at most {MAX_WORLD}")));
+    }
     let own_columns = match config.layers[0].ownership {
         Ownership::Heads(shards) => shards.per_rank(),
         Ownership::Rows(_) => config.columns,

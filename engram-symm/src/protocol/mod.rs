@@ -86,6 +86,6 @@ mod words;
 pub use machine::{Failure, Payload, Progress, Protocol, Wait};
 #[cfg(loom)]
 pub use mutant::Mutant;
-pub use signals::{Control, LINE, Signals, Word, signal_bytes};
+pub use signals::{Control, LINE, MAX_WORLD, Signals, Word, signal_bytes};
 pub use wait::{Patience, Spins};
 pub use words::{Call, Fault, Operation, Phase};

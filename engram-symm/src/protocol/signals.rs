@@ -9,6 +9,9 @@ use crate::Memory;
 /// Bytes of a signal line. Two cache lines, since processors fetch them in pairs.
 pub const LINE: usize = 128;
 
+/// Most ranks of a group: a reported fault has 16 bits for the rank that caused it.
+pub const MAX_WORLD: usize = 1 << 16;
+
 /// A word of the line that one rank writes in another's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Word {
@@ -44,7 +47,7 @@ pub trait Signals {
     /// This rank, `0..world()`.
     fn rank(&self) -> usize;
 
-    /// Number of ranks in the group, `1..=65_536`.
+    /// Number of ranks in the group, `1..=MAX_WORLD`.
     fn world(&self) -> usize;
 
     /// Reads `word` of the line that rank `from` writes in the memory of rank `owner`.

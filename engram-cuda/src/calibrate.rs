@@ -30,9 +30,13 @@ pub(crate) fn fair_share(kernel_us: f64, staged_us: f64) -> f64 {
 }
 
 impl Crossover {
+    /// Staging has to be clearly faster, since it keeps the host's threads busy, and since the kernel was measured at its worst: rows that it has
+    /// met before, as steps that follow each other ask for, it reads in less time.
+    const CLEARLY: f64 = 0.75;
+
     /// Chooses from measurements by ascending size.
     pub(crate) fn choose(measured: Vec<Measured>) -> Self {
-        let staged = |m: &Measured| m.staged_us.min(m.shared_us);
+        let staged = |m: &Measured| m.staged_us.min(m.shared_us) / Self::CLEARLY;
         // The kernel keeps everything below the last size that it wins.
         let last = measured.iter().rposition(|m| m.kernel_us <= staged(m));
         let rows = match last {
@@ -93,7 +97,7 @@ mod tests {
     fn the_lead_goes_over_between_the_sizes_that_disagree() {
         let points = [(1024, 10.0, 60.0, 65.0), (4096, 80.0, 100.0, 90.0), (16_384, 400.0, 250.0, 200.0)];
         let crossover = Crossover::choose(measured(&points));
-        assert!((4097..6000).contains(&crossover.rows), "{}", crossover.rows);
+        assert!((4097..9000).contains(&crossover.rows), "{}", crossover.rows);
         assert!((0.38..0.39).contains(&crossover.kernel_share), "{}", crossover.kernel_share);
     }
 
@@ -101,7 +105,7 @@ mod tests {
     fn one_way_may_always_win() {
         let kernel = Crossover::choose(measured(&[(1024, 10.0, 60.0, 70.0), (16_384, 100.0, 250.0, 260.0)]));
         assert_eq!((kernel.rows, kernel.kernel_share), (usize::MAX, 0.0));
-        let staged = Crossover::choose(measured(&[(1024, 70.0, 60.0, 61.0), (16_384, 500.0, 250.0, 260.0)]));
+        let staged = Crossover::choose(measured(&[(1024, 90.0, 60.0, 61.0), (16_384, 500.0, 250.0, 260.0)]));
         assert_eq!((staged.rows, staged.kernel_share), (1024, 0.0));
         assert_eq!(Crossover::choose(Vec::new()).rows, usize::MAX);
         // A small size that staging wins by accident does not count against a larger one that it loses.

@@ -1,6 +1,12 @@
 //! The protocol under a model checker: every interleaving of two exchanges up to a number of preemptions, and every
 //! value that weakly ordered loads may return. Run by `cargo xtask loom`.
 #![cfg(loom)]
+#![expect(
+    clippy::arc_with_non_send_sync,
+    clippy::cast_possible_truncation,
+    clippy::unwrap_used,
+    reason = "the model's threads are its own, its numbers are small, and a test fails by panicking"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as Plain, Ordering};

@@ -4,6 +4,7 @@ use std::fmt;
 
 use engram_ple::{FormatKind, SourceError};
 
+use crate::gather::GatherError;
 use crate::ids::IdsError;
 use crate::prefetch_state::PrefetchError;
 
@@ -121,15 +122,12 @@ pub enum Error {
     /// The table's memory was given back by `sleep`.
     #[error("the table is asleep: call `wake` first")]
     Asleep,
-    /// The table is still in use elsewhere, so its memory cannot be given back or replaced.
-    #[error("the table is shared by {holders} other lookups or prefetchers: drop them first")]
-    Shared {
-        /// Other holders of the table.
-        holders: usize,
-    },
-    /// Gathers of a staged table failed earlier; the rows of that lookup are zero rows.
-    #[error("a staged gather failed: {0}")]
-    Gather(String),
+    /// An earlier staged lookup failed; its rows, or some of them, are zero rows.
+    #[error("an earlier staged lookup failed: {0}")]
+    Gather(#[from] GatherError),
+    /// The system gave no thread to gather with.
+    #[error("starting a thread: {0}")]
+    Threads(std::io::Error),
     /// Memory of the host could not be mapped.
     #[error("mapping {bytes} bytes of host memory: {source}")]
     HostMemory {

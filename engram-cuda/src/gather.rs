@@ -7,10 +7,28 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use engram_ple::TableSource;
+use engram_ple::{SourceError, TableSource};
 
 use crate::areas::Areas;
 use crate::distinct::{Distinct, Switch};
+
+/// Why threads could not serve a staged lookup.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GatherError {
+    /// The stage kernel gave up waiting, and the lookup gave zero rows.
+    #[error("the threads were too late, so it gave zero rows")]
+    Late,
+    /// Launches of graphs that hold the same lookup ran at the same time, so rows may be mixed up.
+    #[error("two runs of one lookup overlapped: order the launches of its graphs")]
+    Overlap,
+    /// The table's memory was given back when the rows were to be read.
+    #[error("its table was asleep: call `wake` first")]
+    Asleep,
+    /// The source failed that the rows are read from.
+    #[error("{error}{cause}", error = .0, cause = std::error::Error::source(.0).map(|cause| format!(": {cause}")).unwrap_or_default())]
+    Source(SourceError),
+}
 
 /// How rows are read on the host.
 pub(crate) enum HostRows<'a> {
@@ -116,7 +134,7 @@ pub(crate) struct Work {
     keys: AtomicUsize,
     distinct: AtomicUsize,
     failed: AtomicBool,
-    failure: Mutex<Option<String>>,
+    failure: Mutex<Option<GatherError>>,
     /// Woken by announcements.
     lead: Mutex<Option<Thread>>,
 }
@@ -207,7 +225,7 @@ impl Work {
     }
 
     /// Takes the failure of an earlier run, if there was one.
-    pub(crate) fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<GatherError> {
         if !self.failed.load(Ordering::Acquire) {
             return None;
         }
@@ -215,7 +233,7 @@ impl Work {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn fail(&self, why: String) {
+    fn fail(&self, why: GatherError) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
         self.failed.store(true, Ordering::Release);
     }
@@ -230,14 +248,14 @@ impl Work {
         if status[1].load(Ordering::Relaxed) == finished && finished != 0 {
             status[1].store(0, Ordering::Relaxed);
             *self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            self.fail("the worker threads were too late: that lookup gave zero rows".to_owned());
+            self.fail(GatherError::Late);
         }
         // A run is numbered by what the kernel has finished, so a run that came too late leaves no trace in the next one.
         self.next_number.store(finished.wrapping_add(1), Ordering::Relaxed);
         let unfinished = self.number.load(Ordering::Acquire).wrapping_sub(finished);
         let waiting = self.next.swap(announcement.cast_mut(), Ordering::AcqRel);
         if !waiting.is_null() || unfinished != 0 && unfinished <= u32::MAX / 2 {
-            self.fail("two runs of one lookup overlapped: order the launches of its graphs".to_owned());
+            self.fail(GatherError::Overlap);
         }
         if let Some(lead) = self.lead.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             lead.unpark();
@@ -510,14 +528,13 @@ impl Work {
                 let out = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
                 if let Err(error) = source.gather(narrow, out) {
                     out.fill(0);
-                    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-                    self.fail(format!("{error}{cause}"));
+                    self.fail(GatherError::Source(error));
                 }
             }
             None => {
                 // SAFETY: as above.
                 unsafe { ptr::write_bytes(to, 0, bytes) };
-                self.fail("the table is asleep: call `wake` first".to_owned());
+                self.fail(GatherError::Asleep);
             }
         });
     }
@@ -987,7 +1004,7 @@ mod tests {
                         }
                     }
                 }
-                prop_assert_eq!(work.failure(), None);
+                prop_assert!(work.failure().is_none());
                 // The announcement and the ids go now: the threads must be out of the run.
                 work.settle();
             }

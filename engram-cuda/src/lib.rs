@@ -46,6 +46,7 @@ mod view;
 
 pub use calibrate::{Crossover, Measured};
 pub use error::{CudaVersion, DriverCode, DriverError, Error};
+pub use gather::GatherError;
 pub use ids::{IdShape, IdType, IdsError, RowForm};
 pub use load::Progress;
 pub use prefetch_state::{PrefetchError, Scope};

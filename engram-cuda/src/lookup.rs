@@ -164,7 +164,7 @@ impl Lookup {
     ///
     /// # Errors
     /// [`Error::Invalid`] without tables or columns, and for tables that are read in different ways; [`Error::WrongDevice`] and
-    /// [`Error::FormatMismatch`] for tables that differ; [`Error::Asleep`]; [`Error::Driver`] and [`Error::HostMemory`].
+    /// [`Error::FormatMismatch`] for tables that differ; [`Error::Asleep`]; [`Error::Driver`], [`Error::HostMemory`] and [`Error::Threads`].
     pub fn new(tables: &[Table], columns: usize, options: &LookupOptions) -> Result<Self, Error> {
         let layers = Layers::new(tables, columns)?;
         let blocks = Blocks::on(layers.device(), options.multiprocessors);

@@ -150,7 +150,7 @@ impl Staged {
         // One is left to the driver's own thread, without which a gather thread would lose its place for whole time slices.
         let threads = std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1);
         let threads = options.threads.unwrap_or(threads);
-        let crew = Crew::new(&work, threads, capacity).map_err(|source| Error::HostMemory { bytes: 0, source })?;
+        let crew = Crew::new(&work, threads, capacity).map_err(Error::Threads)?;
         let last = Mark::new(device)?;
         let multiprocessors = options.multiprocessors.unwrap_or(device.multiprocessors());
         Ok(Self {

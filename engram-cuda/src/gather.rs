@@ -113,6 +113,8 @@ pub(crate) struct Work {
     chunks: Chunks,
     /// Announced and not yet begun.
     next: AtomicPtr<Announcement>,
+    /// The last run that the kernel gave up and that was told of.
+    told: AtomicU32,
     /// The number of the run that is announced.
     next_number: AtomicU32,
     /// The number of the run begun last.
@@ -200,6 +202,7 @@ impl Work {
             columns,
             chunks,
             next: AtomicPtr::new(ptr::null_mut()),
+            told: AtomicU32::new(0),
             next_number: AtomicU32::new(0),
             number: AtomicU32::new(0),
             active: AtomicBool::new(false),
@@ -245,9 +248,8 @@ impl Work {
     pub(crate) unsafe fn announce(&self, announcement: *const Announcement) {
         let status = self.status();
         let finished = status[0].load(Ordering::Acquire);
-        if status[1].load(Ordering::Relaxed) == finished && finished != 0 {
-            status[1].store(0, Ordering::Relaxed);
-            *self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let expired = status[1].load(Ordering::Relaxed);
+        if expired == finished && self.told.swap(expired, Ordering::Relaxed) != expired {
             self.fail(GatherError::Late);
         }
         // A run is numbered by what the kernel has finished, so a run that came too late leaves no trace in the next one.
@@ -276,7 +278,12 @@ impl Work {
 
     /// Prepares a run; the threads then call [`Work::gather`].
     fn begin(&self, run: &Run) {
-        self.number.store(self.next_number.load(Ordering::Relaxed), Ordering::Release);
+        let number = self.next_number.load(Ordering::Relaxed);
+        self.number.store(number, Ordering::Release);
+        if self.status()[1].load(Ordering::Relaxed) == number.wrapping_sub(1) {
+            // The kernel gave the run before up, and its slots with it.
+            *self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         let groups = run.layers * self.areas[run.grouping as usize].groups;
         let look =
             self.switches.lock().unwrap_or_else(PoisonError::into_inner)[run.grouping as usize][run.size()].look();

@@ -1,6 +1,7 @@
 //! Lookups: rows by id, from the tables of all layers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use engram_ple::TableFormat;
 
@@ -128,11 +129,14 @@ pub struct LookupOptions {
     pub threads: Option<usize>,
     /// Staged lookups: heads an n-gram order, where calls bring mixes ([`Ids::with_mixes`]).
     pub heads: Option<usize>,
+    /// Staged lookups: how long the device waits for the threads, 10 s by default. A lookup that they serve later gives zero rows, and the next
+    /// call says so ([`GatherError::Late`](crate::GatherError::Late)).
+    pub deadline: Duration,
 }
 
 impl Default for LookupOptions {
     fn default() -> Self {
-        Self { multiprocessors: None, max_tokens: 8192, threads: None, heads: None }
+        Self { multiprocessors: None, max_tokens: 8192, threads: None, heads: None, deadline: Duration::from_secs(10) }
     }
 }
 

@@ -8,7 +8,6 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use crate::areas::Areas;
 use crate::device::Device;
@@ -62,6 +61,7 @@ pub(crate) struct Staged {
     last: Mark,
     /// Of every launch of the stage kernel, which counts them.
     blocks: u32,
+    deadline_ns: u64,
 }
 
 /// What makes runs differ; equal ones share an announcement, so that nothing is allocated for a shape that was met before.
@@ -81,9 +81,6 @@ struct FromHost {
     busy: Box<AtomicBool>,
     announcement: Box<Announcement>,
 }
-
-/// How long the stage kernel waits for the threads before the lookup gives zero rows and an error.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Blocks of the stage kernel: 8 have enough loads in flight to fill the link to the host; more wait for more chunks at a time.
 const BLOCKS: u32 = 16;
@@ -173,6 +170,7 @@ impl Staged {
             from_host: Vec::new(),
             last,
             blocks: (multiprocessors * 2).clamp(1, BLOCKS),
+            deadline_ns: u64::try_from(options.deadline.as_nanos()).unwrap_or(u64::MAX),
         })
     }
 
@@ -382,7 +380,7 @@ impl Staged {
             state: self.state.address(),
             status: self.words.address(),
             slots: self.device_rows.address(),
-            deadline_ns: u64::try_from(DEADLINE.as_nanos()).unwrap_or(u64::MAX),
+            deadline_ns: self.deadline_ns,
             slot_count: narrow(shape.tokens * shape.layers * areas.groups),
             chunk_bytes: narrow(areas.chunk_bytes()),
             slot_chunks: narrow(areas.slot_chunks),

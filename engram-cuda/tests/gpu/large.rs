@@ -21,7 +21,7 @@ fn rows_around_byte_2_to_the_31_and_32_and_the_last_row() {
             .map(|row| i32::try_from(row).unwrap())
             .collect();
         let columns = ids.len();
-        for placement in [Placement::Device, Placement::Pinned] {
+        for placement in [Placement::Device, Placement::Pinned, Placement::Staged] {
             let table = Table::load(device(), &source, 0..rows, placement).unwrap();
             assert!(table.is_free_of_nan());
             let mut lookup = Lookup::new(&[table], columns, &LookupOptions::default()).unwrap();

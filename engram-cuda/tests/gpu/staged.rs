@@ -207,10 +207,11 @@ fn two_staged_lookups_run_side_by_side() {
     }
 }
 
-/// A source that can be told to fail.
+/// A source that can be told to fail, or to take its time.
 struct Moody {
     inner: SynthSource,
     broken: AtomicBool,
+    slow: AtomicBool,
 }
 
 impl TableSource for Moody {
@@ -226,16 +227,23 @@ impl TableSource for Moody {
         if self.broken.load(Ordering::Relaxed) {
             return Err(SourceError::read(rows, "the disk is gone"));
         }
+        if self.slow.swap(false, Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(400));
+        }
         self.inner.read_range(rows, out)
     }
+}
+
+fn moody(format: &TableFormat) -> Arc<Moody> {
+    let inner = SynthSource::new(format.clone(), 4, 0, 10_000);
+    Arc::new(Moody { inner, broken: AtomicBool::new(false), slow: AtomicBool::new(false) })
 }
 
 #[test]
 #[ignore = "needs a CUDA device"]
 fn rows_are_read_where_a_source_has_them_and_its_failure_is_told() {
     let format = format(FormatKind::E4m3E8m0x32, 64);
-    let source =
-        Arc::new(Moody { inner: SynthSource::new(format.clone(), 4, 0, 10_000), broken: AtomicBool::new(false) });
+    let source = moody(&format);
     let table = Table::over(device(), source.clone(), 2000..9000).unwrap();
     assert_eq!((table.placement(), table.is_free_of_nan()), (Placement::Staged, false));
     let mut lookup = Lookup::new(&[table], 4, &options(100)).unwrap();
@@ -373,5 +381,36 @@ fn graphs_of_one_lookup_that_overlap_are_told_and_leave_no_trace() {
         out.poison();
         run(&mut bench.lookup, &ids_view, &out.output()).unwrap();
         out.assert(&bench.expected(&ids, RowForm::Packed, tokens, tokens, POISON));
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn threads_that_are_late_cost_rows_and_are_told_but_nothing_hangs() {
+    let format = format(FormatKind::Bf16, 64);
+    let source = moody(&format);
+    let mut options = options(200);
+    options.deadline = Duration::from_millis(100);
+    let table = Table::over(device(), source.clone(), 0..10_000).unwrap();
+    let mut lookup = Lookup::new(&[table], 4, &options).unwrap();
+    let ids = Random(10).ids(800, 10_000);
+    let memory = upload(&ids);
+    let out = poisoned(&format, 1, 4, RowForm::Packed, 200);
+    let ids_view = view(&memory, IdType::I32, 200, 1, 4);
+    let right = reference(&[(&source.inner, 0..10_000)], &ids, 4, RowForm::Packed, (200, 200), POISON);
+    for _ in 0..2 {
+        run(&mut lookup, &ids_view, &out.output()).unwrap();
+        out.assert(&right);
+        source.slow.store(true, Ordering::Relaxed);
+        let start = Instant::now();
+        run(&mut lookup, &ids_view, &out.output()).unwrap();
+        assert!(start.elapsed() < Duration::from_millis(350), "{:?}", start.elapsed());
+        assert!(out.rows.read::<u8>(0, out.rows.bytes()).unwrap().iter().all(|&byte| byte == 0));
+        // The next run tells, when the stream reaches it; the threads have come back by then.
+        std::thread::sleep(Duration::from_millis(500));
+        run(&mut lookup, &ids_view, &out.output()).unwrap();
+        out.assert(&right);
+        let error = lookup.check().unwrap_err();
+        assert!(matches!(error, Error::Gather(engram_cuda::GatherError::Late)), "{error}");
     }
 }

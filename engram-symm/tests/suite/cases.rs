@@ -221,7 +221,7 @@ where
 
 /// A rank calls once more than the others. They learn of it with their next call.
 pub fn different_call_counts<B: Backend>(mut group: Group) {
-    let shape = Shape { deadline: Duration::from_millis(300), ..Shape::new(group.world(), 5) };
+    let shape = Shape { deadline: Duration::from_secs(1), ..Shape::new(group.world(), 5) };
     for algorithm in BOTH {
         let mut rows = steady::<B>(&mut group, &shape);
         exchange(&mut rows, (&shape, group.rank()), 0, 8, 8, algorithm);

@@ -1,6 +1,6 @@
 //! A C interface for one test, `with_torch.py` beside this crate: just enough to drive lookups, prefetches and hashes on foreign streams and memory.
 //!
-//! Functions that can fail return null or a negative number, and leave the message for [`engram_error`].
+//! Functions that can fail return null or a negative number, and leave the message for `engram_error`.
 #![cfg(feature = "cuda")]
 #![expect(
     clippy::multiple_unsafe_ops_per_block,

@@ -192,6 +192,15 @@ impl ModelConfig {
         Ok(Self { table, quantization: quantization_text(text) })
     }
 
+    /// The family that a config names, also where another of its fields is at fault. `None` where it names none that is
+    /// known, or is not JSON.
+    pub fn family_of(text: &[u8]) -> Option<Family> {
+        let Ok(Json::Object(entries)) = serde_json::from_slice(text) else { return None };
+        let top = Fields(&entries);
+        let fields = top.object("text_config").ok()?.unwrap_or(top);
+        family(fields, top).ok()
+    }
+
     /// The family.
     pub const fn family(&self) -> Family {
         match self.table {

@@ -92,14 +92,6 @@ pub enum ConstantsError {
         /// Rows of the table.
         rows: u32,
     },
-    /// Two columns share rows.
-    #[error("columns {first} and {second} share rows")]
-    Overlap {
-        /// The column that starts first.
-        first: usize,
-        /// The column that starts inside it.
-        second: usize,
-    },
 }
 
 impl Layout {
@@ -242,10 +234,11 @@ impl Layout {
 impl LayerLayout {
     /// Constants as a checkpoint stores them, checked against its table of `rows` rows.
     ///
-    /// `multipliers[s]` belongs to the token `s` places back; `sizes[c]` and `offsets[c]` to column `c`.
+    /// `multipliers[s]` belongs to the token `s` places back; `sizes[c]` and `offsets[c]` to column `c`. Columns may share
+    /// rows: that is an address like any other.
     ///
     /// # Errors
-    /// If a multiplier is even, a size zero, a column past the table, two columns overlap, or lengths disagree.
+    /// If a multiplier is even, a size zero, a column past the table, or lengths disagree.
     pub fn from_constants(
         layer: u32,
         multipliers: &[i64],
@@ -267,16 +260,12 @@ impl LayerLayout {
             let narrow_size = narrow_size.ok_or(ConstantsError::Size { column, value: size })?;
             let Ok(narrow_offset) = u32::try_from(offset) else { return Err(past) };
             match narrow_offset.checked_add(narrow_size) {
-                Some(end) if end <= rows => extents.push((narrow_offset, end, column)),
+                Some(end) if end <= rows => extents.push((narrow_offset, end)),
                 _ => return Err(past),
             }
         }
-        let (sizes, offsets) = extents.iter().map(|&(offset, end, _)| (end - offset, offset)).unzip();
-        let total_rows = extents.iter().map(|&(_, end, _)| end).max().unwrap_or(0);
-        extents.sort_unstable();
-        if let Some(pair) = extents.windows(2).find(|pair| pair[1].0 < pair[0].1) {
-            return Err(ConstantsError::Overlap { first: pair[0].2, second: pair[1].2 });
-        }
+        let (sizes, offsets) = extents.iter().map(|&(offset, end)| (end - offset, offset)).unzip();
+        let total_rows = extents.iter().map(|&(_, end)| end).max().unwrap_or(0);
         Ok(Self { layer, multipliers: multipliers.to_vec(), sizes, offsets, total_rows, padded_rows: rows })
     }
 

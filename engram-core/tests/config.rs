@@ -378,8 +378,7 @@ fn stored_constants_are_checked_before_they_win() {
     assert_eq!(make(&multipliers, &sizes, &[-1, 31], 67), past(0, -1, 31));
     assert_eq!(make(&multipliers, &sizes, &[0, i64::MAX], 67), past(1, i64::MAX, 37));
     assert_eq!(make(&multipliers, &sizes, &[0, (1 << 32) + 31], 67), past(1, (1 << 32) + 31, 37));
-    assert_eq!(make(&multipliers, &sizes, &[0, 30], 70), Err(E::Overlap { first: 0, second: 1 }));
-    assert_eq!(make(&multipliers, &sizes, &[36, 0], 70), Err(E::Overlap { first: 1, second: 0 }));
+    assert_eq!(make(&multipliers, &sizes, &[0, 30], 70).unwrap().total_rows(), 67, "columns may share rows");
     let length = |what, found, expected| Err(E::Length { what, found, expected });
     assert_eq!(make(&multipliers, &sizes, &[0], 70), length("offsets", 1, 2));
     for bad in [&[1][..], &[1; 9]] {

@@ -51,6 +51,15 @@ impl Index {
         }
     }
 
+    /// The files in which the index places none of the tensors that `is_wanted` picks.
+    pub(crate) fn files_without(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let mut files: BTreeSet<String> = self.files.iter().cloned().collect();
+        for (_, &file) in self.tensors.iter().filter(|(tensor, _)| is_wanted(tensor)) {
+            files.remove(&self.files[file]);
+        }
+        files
+    }
+
     fn place(placed: Vec<(Box<str>, Box<str>)>) -> Result<Self, Fault> {
         let mut index = Self::default();
         let mut positions: BTreeMap<String, usize> = BTreeMap::new();

@@ -6,13 +6,14 @@ pub(crate) mod index;
 pub(crate) mod names;
 pub(crate) mod tensors;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use engram_core::{ConfigError, Layout, ModelConfig, TokenMap};
+use engram_core::{ConfigError, Family, Layout, ModelConfig, TokenMap};
 
 use crate::checkpoint::catalog::{Catalog, CatalogTable};
 use crate::checkpoint::folder::{CheckpointFile, Listing};
@@ -40,6 +41,8 @@ pub struct Checkpoint {
     token_map: Option<TokenMap>,
     files: Vec<CheckpointFile>,
     catalog: Catalog,
+    /// Files that hold no tensor of a table by the index, whatever is wrong with them.
+    without_tables: BTreeSet<String>,
     report: Report,
 }
 
@@ -65,14 +68,13 @@ impl Checkpoint {
         }
         let listing = Listing::read(folder)?;
         let mut faults = Vec::new();
-        let (config, layout) = match read_config(folder)? {
-            Ok((config, layout)) => (Some(config), Some(layout)),
-            Err(fault) => {
+        let (family, config, layout) = match read_config(folder)? {
+            Ok((config, layout)) => (Some(config.family()), Some(config), Some(layout)),
+            Err((fault, family)) => {
                 faults.push(fault);
-                (None, None)
+                (family, None, None)
             }
         };
-        let family = config.as_ref().map(ModelConfig::family);
         let index = read_index(folder, &listing, options, &mut faults)?;
         let (files, all_parsed) = read_headers(folder, &listing, &index, options, &mut faults)?;
 
@@ -102,6 +104,10 @@ impl Checkpoint {
             (tables, used) = (sound, Some(stored));
         }
         drop(tensors);
+        let without_tables = match &index {
+            Indexed::Read(index) => index.files_without(|tensor| TableName::parse(tensor).is_some()),
+            Indexed::Absent | Indexed::Faulty => BTreeSet::new(),
+        };
         let mut not_checked = Vec::new();
         if config.is_none() {
             not_checked.push("tables: the config does not tell what they should be".to_owned());
@@ -134,7 +140,7 @@ impl Checkpoint {
             not_checked,
             faults,
         };
-        Ok(Self { config, layout: used, token_map, files, catalog: Catalog::new(tables), report })
+        Ok(Self { config, layout: used, token_map, files, catalog: Catalog::new(tables), without_tables, report })
     }
 
     /// The config; `None` where it has a fault.
@@ -191,10 +197,12 @@ impl Checkpoint {
         if let (Some(tensor), false) = (&fault.tensor, of_file) {
             return TableName::parse(tensor).is_some();
         }
-        let file = fault.file.as_ref().and_then(|name| self.files.iter().find(|file| file.name() == name));
-        // A file without a header may hold anything.
-        file.and_then(CheckpointFile::header)
-            .is_none_or(|header| header.tensors().iter().any(|tensor| TableName::parse(tensor.name()).is_some()))
+        let Some(name) = &fault.file else { return true };
+        match self.files.iter().find(|file| file.name() == name).and_then(CheckpointFile::header) {
+            Some(header) => header.tensors().iter().any(|tensor| TableName::parse(tensor.name()).is_some()),
+            // A file without a header may hold anything but what the index places elsewhere.
+            None => !self.without_tables.contains(name),
+        }
     }
 }
 
@@ -203,7 +211,8 @@ type Configured = (ModelConfig, Layout);
 /// No config comes near this many bytes.
 pub(crate) const CONFIG_CAP: u64 = 16 << 20;
 
-fn read_config(folder: &Path) -> Result<Result<Configured, Fault>, Error> {
+/// Reads the config; with a fault, the family as far as the config tells it.
+fn read_config(folder: &Path) -> Result<Result<Configured, (Fault, Option<Family>)>, Error> {
     const NAME: &str = "config.json";
     let path = folder.join(NAME);
     let io = |source| Error::Io { path: path.clone(), source };
@@ -211,7 +220,7 @@ fn read_config(folder: &Path) -> Result<Result<Configured, Fault>, Error> {
         Ok(file) => file.read_all().map_err(io)?,
         Err(found) => {
             let message = format!("expected the model's config, found {found}");
-            return Ok(Err(Fault::new(FaultCode::ConfigMissing, message).file(NAME)));
+            return Ok(Err((Fault::new(FaultCode::ConfigMissing, message).file(NAME), None)));
         }
     };
     let config = ModelConfig::from_json(&text).and_then(|config| Ok((Layout::from_config(&config)?, config)));
@@ -223,7 +232,7 @@ fn read_config(folder: &Path) -> Result<Result<Configured, Fault>, Error> {
                 ConfigError::FamilyUnknown { .. } => FaultCode::FamilyUnknown,
                 _ => FaultCode::ConfigField,
             };
-            Err(Fault::new(code, error.to_string()).file(NAME))
+            Err((Fault::new(code, error.to_string()).file(NAME), ModelConfig::family_of(&text)))
         }
     })
 }

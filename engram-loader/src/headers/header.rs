@@ -190,11 +190,14 @@ impl Header {
         }
         if tiled {
             faults.extend(self.judge_end(at_end));
+        } else {
+            self.tensors.iter_mut().for_each(|tensor| tensor.sound &= tensor.end <= self.file_len);
         }
         faults
     }
 
-    /// One fault a file for byte ranges that do not tile it; every tensor that takes part in one is marked.
+    /// One fault a file for byte ranges that do not tile it. The tensors on both sides of the first break are marked, and all behind it:
+    /// nobody knows where their data really lie.
     fn judge_offsets(&mut self) -> Option<Fault> {
         let mut fault = None;
         let mut blame = |tensor: &TensorInfo, message: String| {
@@ -217,10 +220,11 @@ impl Header {
 
         let mut previous: Option<usize> = None;
         let mut expected = self.data_start;
+        let mut broken = false;
         for place in order {
             let tensor = &mut self.tensors[place];
             if tensor.start != expected {
-                tensor.sound = false;
+                broken = true;
                 let what = if tensor.start < expected { "overlap" } else { "a gap" };
                 let message = format!(
                     "expected data to begin at offset {}, found {}: {what}",
@@ -232,7 +236,9 @@ impl Header {
                     self.tensors[previous].sound = false;
                 }
             }
-            let end = self.tensors[place].end;
+            let tensor = &mut self.tensors[place];
+            tensor.sound &= !broken;
+            let end = tensor.end;
             if end >= expected {
                 expected = end;
                 previous = Some(place);

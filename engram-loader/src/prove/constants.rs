@@ -42,38 +42,35 @@ impl<'a> Stored<'a, '_> {
         let make = |m: &[i64], s: &[i64], o: &[i64]| {
             LayerLayout::from_constants(self.layer.layer(), m, s, o, self.layer.padded_rows())
         };
-        if let (Err(error), Some(list)) = (make(&m, &others.1, &others.2), &multipliers) {
-            faults.push(list.tensor.fault(FaultCode::ConstantsInvalid, error.to_string()));
+        let mut invalid = |list: Option<&List<'a>>, error: &ConstantsError| {
+            faults.extend(list.map(|list| list.tensor.fault(FaultCode::ConstantsInvalid, error.to_string())));
+        };
+        let multipliers_fit = make(&m, &others.1, &others.2);
+        if let Err(error) = &multipliers_fit {
+            invalid(multipliers.as_ref(), error);
         }
+        let (mut sizes_fit, mut offsets_fit) = (true, true);
         match make(others.0, &s, &o) {
-            // Columns that share rows are addresses like any other, only not those of the config.
-            Ok(_) | Err(ConstantsError::Overlap { .. }) => {}
+            Ok(_) => {}
+            Err(error @ ConstantsError::Size { .. }) => {
+                sizes_fit = false;
+                invalid(sizes.as_ref(), &error);
+                if let Err(error) = make(others.0, &others.1, &o) {
+                    offsets_fit = false;
+                    invalid(offsets.as_ref(), &error);
+                }
+            }
             Err(error) => {
-                let size = matches!(error, ConstantsError::Size { .. });
                 let moved = offsets.as_ref().filter(|list| list.differs());
-                let blamed = if size { sizes.as_ref() } else { moved.or(sizes.as_ref()).or(offsets.as_ref()) };
-                if let Some(list) = blamed {
-                    faults.push(list.tensor.fault(FaultCode::ConstantsInvalid, error.to_string()));
-                }
+                (sizes_fit, offsets_fit) = (moved.is_some(), moved.is_none());
+                invalid(moved.or(sizes.as_ref()).or(offsets.as_ref()), &error);
             }
         }
-        if faults.len() > before {
-            return Ok(None);
-        }
-        let lists = [&multipliers, &sizes, &offsets];
-        faults.extend(lists.into_iter().flatten().filter_map(List::mismatch));
-        if faults.len() == before || !allow {
-            return Ok(None);
-        }
-        match make(&m, &s, &o) {
-            Ok(layer) => Ok(Some(layer)),
-            Err(error) => {
-                if let Some(list) = lists.into_iter().flatten().find(|list| list.differs()) {
-                    faults.push(list.tensor.fault(FaultCode::ConstantsInvalid, error.to_string()));
-                }
-                Ok(None)
-            }
-        }
+        // A list that no table can have is not compared with the config's, too.
+        let judged = [(&multipliers, multipliers_fit.is_ok()), (&sizes, sizes_fit), (&offsets, offsets_fit)];
+        let fit = judged.iter().all(|(_, fits)| *fits);
+        faults.extend(judged.iter().filter(|(_, fits)| *fits).filter_map(|(list, _)| list.as_ref()?.mismatch()));
+        Ok(if allow && fit && faults.len() > before { make(&m, &s, &o).ok() } else { None })
     }
 
     /// Reads one list, if it is stored in the right form.

@@ -103,12 +103,23 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}[{}]: ", self.severity, self.code)?;
         if let Some(file) = &self.file {
-            write!(f, "{file}: ")?;
+            write!(f, "{}: ", OneLine(file))?;
         }
         if let Some(tensor) = &self.tensor {
-            write!(f, "{tensor}: ")?;
+            write!(f, "{}: ", OneLine(tensor))?;
         }
-        f.write_str(&self.message)
+        write!(f, "{}", OneLine(&self.message))
+    }
+}
+
+/// Text that names what a file says, and so may hold anything: control characters are shown, not sent to the terminal.
+struct OneLine<'a>(&'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .chars()
+            .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") })
     }
 }
 

@@ -19,6 +19,11 @@ pub(crate) enum Scale<'a> {
     Blocks(Sound<'a>),
 }
 
+/// Whether a tensor has one element for each [`BLOCK`] values of a table of this shape.
+pub(crate) fn is_per_block(tensor: &Sound<'_>, rows: u64, width: u64) -> bool {
+    width.is_multiple_of(BLOCK) && *tensor.info.shape() == [rows, width / BLOCK]
+}
+
 /// Decides by shape and dtype what kind of scale a tensor is, and reads it if it is a single number.
 ///
 /// # Errors
@@ -31,7 +36,7 @@ pub(crate) fn judge<'a>(
 ) -> Result<Option<Scale<'a>>, Error> {
     let (dtype, shape) = (tensor.info.dtype(), tensor.info.shape());
     let single = matches!(shape, [] | [1]);
-    let blocks = width.is_multiple_of(BLOCK) && *shape == [rows, width / BLOCK];
+    let blocks = is_per_block(&tensor, rows, width);
     match tensor.dtype() {
         Some(dtype @ (Dtype::F32 | Dtype::BF16 | Dtype::F16)) if single => {
             let value = number(dtype, &tensor.file.read(tensor.info.byte_range())?);

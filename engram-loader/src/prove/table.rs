@@ -183,7 +183,12 @@ impl<'a> Judge<'a> {
         };
         (ways.len() > 1).then(|| {
             let message = format!("expected one table for layer {layer}, found {}", ways.join(" and "));
-            Fault::new(FaultCode::TableAmbiguous, message)
+            let first = group.whole.iter().chain(group.shards.values().flat_map(BTreeMap::values)).chain(&group.scales);
+            let first = first.copied().find_map(|part| self.sound(part));
+            first.map_or_else(
+                || Fault::new(FaultCode::TableAmbiguous, message.clone()),
+                |first| first.fault(FaultCode::TableAmbiguous, message.clone()),
+            )
         })
     }
 
@@ -247,7 +252,7 @@ impl<'a> Judge<'a> {
         if let Some(whole) = group.whole {
             pieces.push((0..expected.rows, whole));
         } else if let (Some((&style, shards)), Some(count)) = (group.shards.first_key_value(), expected.shards) {
-            if let Some(fault) = self.other_split(shards, expected, count) {
+            if let Some(fault) = self.other_cut(shards, expected, count) {
                 faults.push(fault);
                 complete = false;
             } else {
@@ -297,22 +302,40 @@ impl<'a> Judge<'a> {
         Values { dtype: Some(dtype), first: sound.first().map(|(_, first)| *first), pieces: complete.then_some(sound) }
     }
 
-    /// One fault for shards that are sound as a whole, but cut for another number of shards than the config's.
-    fn other_split(&self, shards: &BTreeMap<u64, Part<'a>>, expected: Expected, count: u64) -> Option<Fault> {
-        let found = shards.len() as u64;
-        let (first, rows) = (self.sound(*shards.get(&0)?)?, shard_rows(expected.rows, count, 0));
-        let fits = |(&number, &part): (&u64, &Part<'a>)| {
-            let rows = shard_rows(expected.rows, found, number);
-            self.sound(part).is_some_and(|shard| *shard.info.shape() == [rows.end - rows.start, expected.width])
+    /// One fault for shards that fit each other, but are cut for another number of shards or for a table of another size.
+    fn other_cut(&self, shards: &BTreeMap<u64, Part<'a>>, expected: Expected, count: u64) -> Option<Fault> {
+        let sound: Vec<_> = shards.values().map(|&part| self.sound(part)).collect::<Option<_>>()?;
+        let mut rows = Vec::with_capacity(sound.len());
+        for shard in &sound {
+            match shard.info.shape() {
+                &[found, width] if width == expected.width => rows.push(found),
+                _ => return None,
+            }
+        }
+        let found = sound.len() as u64;
+        let total = rows.iter().try_fold(0u64, |total, &rows| total.checked_add(rows))?;
+        let each = |total, count, number| {
+            let range = shard_rows(total, count, number);
+            range.end - range.start
         };
-        let other = first.info.shape() != [rows.end - rows.start, expected.width];
-        (found != count && other && shards.keys().copied().eq(0..found) && shards.iter().all(fits)).then(|| {
-            let message = format!(
-                "expected {count} shards of {} rows by split_ngram_parts, found {found} shards that fit split_ngram_parts {found}",
-                rows.end - rows.start
-            );
-            first.fault(FaultCode::ShardShape, message)
-        })
+        let fits = shards.keys().copied().eq(0..found)
+            && (0..).zip(&rows).all(|(number, &rows)| rows == each(total, found, number));
+        let odd = (0..).zip(&rows).position(|(number, &rows)| rows != each(expected.rows, count, number))?;
+        let message = if found == count {
+            let (expected, each) = (expected.rows, each(expected.rows, count, odd as u64));
+            format!(
+                "expected {each} rows of {expected} by the config, found {}: the shards fit a table of {total} rows",
+                rows[odd]
+            )
+        } else if odd == 0 {
+            let each = each(expected.rows, count, 0);
+            format!(
+                "expected {count} shards of {each} rows by split_ngram_parts, found {found} shards that fit split_ngram_parts {found}"
+            )
+        } else {
+            return None;
+        };
+        fits.then(|| sound[odd].fault(FaultCode::ShardShape, message))
     }
 
     /// One fault for each run of shards that are not there; false where there is any, whether or not that can be blamed.
@@ -355,7 +378,8 @@ impl<'a> Judge<'a> {
             TableConfig::Engram(_) => format!("layers.{layer}.engram.embed.weight"),
             TableConfig::Ple(_) => format!("layers.{layer}.ple.ple_embedding.ngram_embedding.shard_*.weight"),
         };
-        Fault::new(FaultCode::TableMissing, format!("expected a table for layer {layer} ({name}), found none{hint}"))
+        Fault::new(FaultCode::TableMissing, format!("expected a table for layer {layer}, found none{hint}"))
+            .tensor(&name)
     }
 
     /// The scale of an E4M3 table; `None` after a fault, or where it cannot be known.
@@ -375,15 +399,25 @@ impl<'a> Judge<'a> {
                 }
                 Ok(None)
             }
-            // A table of other rows than the config's has scales of other rows too, and that is no second fault.
-            [_] if group.whole.is_some() && values.pieces.is_none() => Ok(None),
             [part] => match self.sound(part) {
-                Some(tensor) => scale::judge(tensor, expected.rows, expected.width, faults),
+                Some(tensor) => {
+                    // A table of another shape than the config's may have scales to match, and that is no second fault.
+                    let whole = group.whole.and_then(|part| self.sound(part)).map(|whole| whole.info.shape());
+                    let (rows, width) = match whole {
+                        Some(&[rows, width]) if !scale::is_per_block(&tensor, expected.rows, expected.width) => {
+                            (rows, width)
+                        }
+                        _ => (expected.rows, expected.width),
+                    };
+                    scale::judge(tensor, rows, width, faults)
+                }
                 None => Ok(None),
             },
             [first, second, ..] => {
                 let message = format!("expected one scale, found {} too", first.name);
-                faults.push(Fault::new(FaultCode::ScaleAmbiguous, message).tensor(second.name));
+                let fault = Fault::new(FaultCode::ScaleAmbiguous, message.clone()).tensor(second.name);
+                faults
+                    .push(self.sound(second).map_or(fault, |second| second.fault(FaultCode::ScaleAmbiguous, message)));
                 Ok(None)
             }
         }

@@ -317,11 +317,6 @@ fn stored_constants_are_used_when_allowed() {
     assert_eq!(codes(allowed.report()), ["(constants-mismatch)"]);
     assert_eq!(allowed.layout().unwrap().layers()[0].multipliers(), stored);
     assert_eq!(allowed.layout().unwrap().layers()[0].sizes(), computed.layers()[0].sizes());
-    // Columns that share rows may not be used, whatever is allowed.
-    sketch.find(&format!("{PLE}ngram_heads_offsets")).data = longs(&[0, 1, 2, 3]);
-    let folder = sketch.write();
-    let shared = judge_with(folder.path(), |options| options.allow = vec![FaultCode::ConstantsMismatch]);
-    assert_eq!(codes(&shared), ["(constants-mismatch)", "(constants-mismatch)", "constants-invalid"]);
 }
 
 #[test]

@@ -9,20 +9,21 @@ use serde_json::{Value, json};
 use crate::sketch::{ENGRAM, PLE, Sketch, codes, file, judge, judge_with, longs, raw, tensor};
 
 /// Shifts the announced bytes of all tensors from the `from`th on by `shift`, and puts as many bytes there if `moved`.
-fn shift_offsets(bytes: &[u8], from: usize, shift: u64, moved: bool) -> Vec<u8> {
+fn shift_offsets(bytes: &[u8], from: usize, shift: usize, moved: bool) -> Vec<u8> {
     let (prefix, rest) = bytes.split_at(8);
-    let (header, data) = rest.split_at(u64::from_le_bytes(prefix.try_into().unwrap()) as usize);
+    let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(prefix.try_into().unwrap())).unwrap());
     let mut header: Value = serde_json::from_slice(header).unwrap();
     let mut entries: Vec<&mut Value> = header.as_object_mut().unwrap().values_mut().collect();
-    entries.sort_by_key(|entry| entry["data_offsets"][0].as_u64());
-    let at = entries.get(from).map_or(0, |entry| entry["data_offsets"][0].as_u64().unwrap() as usize);
+    let start = |entry: &Value| entry["data_offsets"][0].as_u64().unwrap();
+    entries.sort_by_key(|entry| start(entry));
+    let at = usize::try_from(start(entries[from])).unwrap();
     for entry in &mut entries[from..] {
         for end in entry["data_offsets"].as_array_mut().unwrap() {
-            *end = json!(end.as_u64().unwrap() + shift);
+            *end = json!(end.as_u64().unwrap() + shift as u64);
         }
     }
-    let gap = if moved { shift as usize } else { 0 };
-    raw(&header.to_string(), &[&data[..at], &vec![0; gap], &data[at..]].concat())
+    let gap = vec![0; if moved { shift } else { 0 }];
+    raw(&header.to_string(), &[&data[..at], &gap, &data[at..]].concat())
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Requests as JSON: the tokens to hash, and what comes before them.
 
 use engram_core::{Batch, EngramConfig, Layout, ModelConfig, PleConfig, TableConfig, TokenMap};
-use serde::de::{Deserialize, Deserializer};
+use serde::de::{Deserialize, Deserializer, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
@@ -21,15 +21,16 @@ const UNKNOWN: i64 = -2;
 ///
 /// * `token_space`: `raw` (the default) are ids of the tokenizer, `compressed` ids of Engram's compressed vocabulary.
 /// * `pad_id`: a compressed id, by default that of the config's pad token.
-/// * `dead_token_ids`: raw Engram tokens that are dead by themselves, as the config's `image_token_id` is.
-/// * `dead`: one bool a token (Engram).
+/// * `dead_token_ids`: raw Engram tokens that are dead by themselves, as the config's `image_token_id` is. An id that the tokenizer does
+///   not know may be listed, but no token may have it.
+/// * `dead`: one bool a token (Engram; for PLE all false).
 /// * `lookback`: the tokens before the first one, newest first (Engram). -1 is dead and blocks all that is older, -2 is unknown. Entries
 ///   beyond the n-gram's reach are ignored; a list that ends early is the start of the sequence.
 /// * `context`: the n-1 tokens before the first one, oldest first (PLE), by default the end-of-sequence token.
 ///
 /// A key that has no meaning in the model's family may only hold what would change nothing.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
 pub struct Requests {
     #[serde(default)]
     token_space: TokenSpace,
@@ -49,7 +50,7 @@ enum TokenSpace {
 }
 
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
 struct Request {
     tokens: Vec<Number>,
     #[serde(default)]
@@ -58,6 +59,35 @@ struct Request {
     lookback: Option<Vec<Number>>,
     #[serde(default)]
     context: Option<Vec<Number>>,
+}
+
+impl<'de> Deserialize<'de> for Requests {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The derived function, which `remote` makes an inherent one.
+        Self::deserialize(Object(deserializer))
+    }
+}
+
+impl<'de> Deserialize<'de> for Request {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::deserialize(Object(deserializer))
+    }
+}
+
+/// A deserializer that makes a struct of an object alone: what serde derives would take an array of the fields for one too.
+struct Object<D>(D);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Object<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_map(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq
+        tuple tuple_struct map struct enum identifier ignored_any
+    }
 }
 
 /// What stands where an id should, kept until it is known which bounds it has to keep.
@@ -172,18 +202,6 @@ impl Requests {
         serde_json::from_slice(text).map_err(|error| RequestsError::Json { reason: error.to_string() })
     }
 
-    /// Whether token ids are those of the tokenizer, which Engram then needs.
-    #[must_use]
-    pub fn are_raw(&self) -> bool {
-        self.token_space == TokenSpace::Raw
-    }
-
-    /// Whether hashing them for this model takes its tokenizer.
-    #[must_use]
-    pub fn need_tokenizer(&self, config: &ModelConfig) -> bool {
-        matches!(config.table, TableConfig::Engram(_)) && (self.are_raw() || self.pad_id.is_none())
-    }
-
     /// Holds the requests against a model. `map` is the vocabulary of its tokenizer, where there is one.
     ///
     /// # Errors
@@ -214,15 +232,9 @@ impl Requests {
             for (position, token) in request.tokens.iter().enumerate() {
                 input.tokens.push(vocabulary.id(token, 0).map_err(|e| e.at(place, "tokens", position))?);
             }
-            if let Some(dead) = &request.dead {
-                let (found, tokens) = (dead.len(), request.tokens.len());
-                if found != tokens {
-                    let message = format!("{found} entries, expected one for each of {tokens} tokens");
-                    return Err(RequestsError::Field { place, field: "dead", message });
-                }
-                for (token, _) in input.tokens[first..].iter_mut().zip(dead).filter(|(_, dead)| **dead) {
-                    *token = -1;
-                }
+            let dead = request.dead_tokens(place)?;
+            for (token, _) in input.tokens[first..].iter_mut().zip(dead).filter(|(_, dead)| **dead) {
+                *token = -1;
             }
             let lookback = request.lookback.as_deref().unwrap_or_default();
             for (position, token) in lookback.iter().take(depth).enumerate() {
@@ -255,7 +267,7 @@ impl Requests {
                 request.lookback.as_deref(),
                 "PLE has none; tokens before the first go into context",
             )?;
-            if let Some(position) = request.dead.iter().flatten().position(|dead| *dead) {
+            if let Some(position) = request.dead_tokens(place)?.iter().position(|dead| *dead) {
                 let message = format!("token {position} is dead; PLE has no dead tokens");
                 return Err(RequestsError::Field { place, field: "dead", message });
             }
@@ -277,6 +289,19 @@ impl Requests {
             input.end_request(depth, eos);
         }
         Ok(input)
+    }
+}
+
+impl Request {
+    /// Which tokens are marked as dead: one bool each, or none at all.
+    fn dead_tokens(&self, place: Place) -> Result<&[bool], RequestsError> {
+        let Some(dead) = &self.dead else { return Ok(&[]) };
+        let (found, tokens) = (dead.len(), self.tokens.len());
+        if found != tokens {
+            let message = format!("{found} entries, expected one for each of {tokens} tokens");
+            return Err(RequestsError::Field { place, field: "dead", message });
+        }
+        Ok(dead)
     }
 }
 
@@ -316,7 +341,9 @@ impl HashInput {
 struct Vocabulary<'a> {
     /// For raw tokens.
     map: Option<&'a TokenMap>,
-    /// Raw tokens that are dead by themselves, sorted.
+    /// The raw token that stands for images, dead by itself; the tokenizer need not know it.
+    image: Option<i32>,
+    /// Raw tokens that the requests take for dead, sorted.
     dead: Vec<i32>,
     /// The largest compressed id.
     last: i32,
@@ -363,7 +390,6 @@ impl<'a> Vocabulary<'a> {
         };
         let mut dead = Vec::new();
         if raw {
-            dead.extend(config.image_token_id.and_then(|id| i32::try_from(id).ok()));
             for (position, number) in requests.dead_token_ids.iter().flatten().enumerate() {
                 dead.push(number.within(0, i32::MAX).map_err(|e| e.at(Place::Top, "dead_token_ids", position))?);
             }
@@ -376,7 +402,8 @@ impl<'a> Vocabulary<'a> {
                 "these are raw ids, and the tokens are compressed",
             )?;
         }
-        Ok(Self { map: map.filter(|_| raw), dead, last, pad })
+        let image = config.image_token_id.and_then(|id| i32::try_from(id).ok());
+        Ok(Self { map: map.filter(|_| raw), image, dead, last, pad })
     }
 
     /// The compressed id of a token; marks from `lowest` to -1 stand for themselves.
@@ -387,11 +414,14 @@ impl<'a> Vocabulary<'a> {
             return Ok(if mark == DEAD { -1 } else { -2 });
         }
         let Some(map) = self.map else { return number.within(0, self.last) };
+        if self.image.is_some_and(|image| *number == Number::Whole(image.into())) {
+            return Ok(-1);
+        }
         let last = i32::try_from(map.ids().len() - 1).unwrap_or(i32::MAX);
-        let token = match number.within(0, i32::MAX) {
-            Ok(token) if self.dead.binary_search(&token).is_ok() => return Ok(-1),
-            _ => number.within(0, last)?,
-        };
+        let token = number.within(0, last)?;
+        if self.dead.binary_search(&token).is_ok() {
+            return Ok(-1);
+        }
         let id = map.ids()[usize::try_from(token).unwrap_or(0)];
         if id > self.last {
             let expected = format!("a token whose compressed id is 0 to {}; its is {id}", self.last);

@@ -40,10 +40,10 @@ fn engram_requests() {
     let case = |json, expected| accepted(&config, Some(&map), json, expected);
     // Raw by default; the pad token is 2 of the config, compressed 102; a missing look-back is the start of the sequence.
     case(r#"{"requests": [{"tokens": [0, 450]}]}"#, (&[100, 50], &[0, 2], &[-1, -1, -1], 102));
-    // The image token, listed tokens (known to the tokenizer or not) and marked ones are dead.
+    // The image token, listed tokens and marked ones are dead; what is listed need not be known to the tokenizer.
     case(
-        r#"{"token_space": "raw", "dead_token_ids": [5, 7000], "requests": [{"tokens": [9, 5, 7000, 1, 2], "dead": [false, false, false, true, false]}]}"#,
-        (&[-1, -1, -1, -1, 102], &[0, 5], &[-1, -1, -1], 102),
+        r#"{"token_space": "raw", "dead_token_ids": [5, 7000], "requests": [{"tokens": [9, 5, 1, 2], "dead": [false, false, true, false]}]}"#,
+        (&[-1, -1, -1, 102], &[0, 4], &[-1, -1, -1], 102),
     );
     // In look-backs too, where -1 and -2 stand for themselves; short ones are filled, long ones cut without a look at the rest.
     case(r#"{"requests": [{"tokens": [1], "lookback": [9, -2]}]}"#, (&[101], &[0, 1], &[-1, -2, -1], 102));
@@ -113,6 +113,11 @@ fn engram_requests_that_are_refused() {
             (r#"{"requests": [{"tokens": [600], "dead": [true]}]}"#, &["request 0", "tokens[0]", "600"]),
             (r#"{"requests": [{"tokens": [1], "lookback": [0, 600]}]}"#, &["request 0", "lookback[1]", "600"]),
             (r#"{"requests": [{"tokens": [1], "lookback": [-3]}]}"#, &["request 0", "lookback[0]", "-3"]),
+            (r#"{"dead_token_ids": [7000], "requests": [{"tokens": [7000]}]}"#, &["tokens[0]", "7000", "0 to 599"]),
+            (
+                r#"{"dead_token_ids": [7000], "requests": [{"tokens": [1], "lookback": [7000]}]}"#,
+                &["lookback[0]", "7000", "0 to 599"],
+            ),
             (r#"{"dead_token_ids": [4, -1], "requests": []}"#, &["dead_token_ids[1]", "-1"]),
             (r#"{"dead_token_ids": [2147483648], "requests": []}"#, &["dead_token_ids[0]", "2147483648"]),
             (r#"{"pad_id": 500, "requests": []}"#, &["pad_id", "500", "0 to 499"]),
@@ -139,6 +144,9 @@ fn engram_requests_that_are_refused() {
             // Text that is not of this form.
             ("", &["requests", "EOF"]),
             ("[]", &["requests"]),
+            // The fields in their order, but without their names.
+            (r#"["raw", null, null, [{"tokens": [1]}]]"#, &["invalid type: sequence", "line 1 column"]),
+            (r#"{"requests": [[[1, 2], null, null, null]]}"#, &["invalid type: sequence", "line 1 column"]),
             ("{}", &["missing field `requests`"]),
             (r#"{"requests": [{}]}"#, &["missing field `tokens`"]),
             (r#"{"requests": [], "request": []}"#, &["unknown field `request`"]),
@@ -180,6 +188,8 @@ fn ple_requests_that_are_refused() {
             (r#"{"dead_token_ids": [1], "requests": []}"#, &["dead_token_ids", "PLE"]),
             (r#"{"requests": [{"tokens": [1], "lookback": [1, 2]}]}"#, &["request 0", "lookback", "context"]),
             (r#"{"requests": [{"tokens": [1, 2], "dead": [false, true]}]}"#, &["request 0", "dead", "token 1"]),
+            (r#"{"requests": [{"tokens": [1, 2], "dead": [false]}]}"#, &["request 0", "dead", "1 entries", "2 tokens"]),
+            (r#"{"requests": [{"tokens": [1], "dead": []}]}"#, &["request 0", "dead", "0 entries", "1 tokens"]),
             (
                 r#"{"requests": [{"tokens": [2147483648]}]}"#,
                 &["request 0", "tokens[0]", "2147483648", "0 to 2147483647"],

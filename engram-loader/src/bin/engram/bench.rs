@@ -1,5 +1,6 @@
 //! `engram bench`: hashing and row lookups, measured.
 
+use crate::file;
 use crate::meter::Meter;
 use crate::tier::Tier;
 use crate::{Format, Refused, Verdict, text};
@@ -228,8 +229,7 @@ fn rows(args: &RowsArgs) -> Result<Verdict> {
 
 /// The first table of a checkpoint, or a plain file as a table.
 fn extents(path: &Path, row_bytes: Option<usize>) -> Result<TableExtents> {
-    let metadata = std::fs::metadata(path).with_context(|| path.display().to_string())?;
-    if metadata.is_dir() {
+    if file::metadata(path)?.is_dir() {
         if row_bytes.is_some() {
             bail!("--row-bytes is for plain files; a checkpoint tells");
         }
@@ -242,9 +242,10 @@ fn extents(path: &Path, row_bytes: Option<usize>) -> Result<TableExtents> {
         let table = checkpoint.catalog().tables().first();
         return Ok(table.ok_or_else(|| Refused(format!("{} has no table", path.display())))?.extents().clone());
     }
+    let bytes = file::regular(path)?.len();
     let Some(row_bytes) = row_bytes else { bail!("--row-bytes is needed for a plain file") };
     let format = TableFormat::new(FormatKind::E4m3Global, row_bytes, Some(1.0)).context("--row-bytes")?;
-    Ok(TableExtents::whole_file(format, TableFile { path: path.to_owned(), bytes: metadata.len() })?)
+    Ok(TableExtents::whole_file(format, TableFile { path: path.to_owned(), bytes })?)
 }
 
 /// Touches every page of a mapped table once, so that no page is read or mapped for the first time while the clock runs.

@@ -1,8 +1,9 @@
 //! `engram hash`: the row ids of requests.
 
 use crate::Verdict;
+use crate::file::{check_out, metadata};
 use crate::model::{self, Ids};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use engram_core::Family;
 use engram_loader::write_atomically;
 use serde::{Serialize, Serializer};
@@ -10,6 +11,7 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
+#[command(after_help = model::REQUESTS_HELP)]
 pub(crate) struct Args {
     /// A checkpoint's folder, or a config.json alone
     #[arg(value_name = "CKPT|CONFIG")]
@@ -22,15 +24,19 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
-    let name = || args.model.display().to_string();
-    let is_folder = std::fs::metadata(&args.model).with_context(name)?.is_dir();
+    let is_folder = metadata(&args.model)?.is_dir();
+    let out = args.out.as_deref();
+    out.map_or(Ok(()), check_out)?;
     let requests = args.query.requests()?;
     let ids = if is_folder {
-        args.query.hash(&requests, &args.query.checkpoint(&args.model)?)?
+        let checkpoint = args.query.checkpoint(&args.model)?;
+        out.map_or(Ok(()), |out| args.query.check_not_of(out, &args.model, &checkpoint))?;
+        args.query.hash(&requests, &checkpoint)?
     } else {
+        out.map_or(Ok(()), |out| args.query.check_not_of_config(out, &args.model))?;
         args.query.hash_by_config(&requests, &args.model)?
     };
-    match &args.out {
+    match out {
         Some(path) => write_atomically(path, |out| print(&ids, out))?,
         None => print(&ids, &mut BufWriter::new(std::io::stdout().lock()))?,
     }

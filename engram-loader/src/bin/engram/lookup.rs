@@ -1,5 +1,6 @@
 //! `engram lookup`: the rows of requests, decoded, in a safetensors file.
 
+use crate::file::check_out;
 use crate::meter::Meter;
 use crate::tier::Tier;
 use crate::{Refused, Verdict, model, say, text};
@@ -10,13 +11,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 #[derive(clap::Args)]
+#[command(after_help = model::REQUESTS_HELP)]
 pub(crate) struct Args {
     /// The checkpoint's folder
     #[arg(value_name = "CKPT")]
     checkpoint: PathBuf,
     #[command(flatten)]
     query: model::Query,
-    /// Where the rows go: for each layer a tensor `layer.L.rows`, [tokens, columns, row width]
+    /// Where the rows go, no file of the checkpoint: for each layer a tensor `layer.L.rows`, [tokens, columns, row width]
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// What rows are decoded to
@@ -28,8 +30,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
+    check_out(&args.out)?;
     let requests = args.query.requests()?;
     let checkpoint = args.query.checkpoint(&args.checkpoint)?;
+    args.query.check_not_of(&args.out, &args.checkpoint, &checkpoint)?;
     let ids = args.query.hash(&requests, &checkpoint)?;
     let (meter, pool) = (Meter::new(), Arc::new(Pool::new(0)));
     let mut tables = Vec::new();

@@ -5,6 +5,7 @@
 
 mod bench;
 mod demo;
+mod file;
 mod hash;
 mod inspect;
 mod lookup;
@@ -19,8 +20,17 @@ use clap::{Parser, Subcommand, ValueEnum};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the checkpoint or the requests are at fault
+  2  the command line is, or a path is not there or cannot be read
+
+`validate` lists faults on stdout, as its result; the other commands report them on stderr, as all messages and progress.";
+
 #[derive(Parser)]
 #[command(name = "engram", version, about, infer_long_args = false, subcommand_required = true)]
+#[command(after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -92,7 +102,7 @@ fn main() -> ExitCode {
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            say(format_args!("engram: {error:#}"));
+            say(format_args!("engram: {}", causes(&error)));
             exit_code(&error)
         }
     }
@@ -102,6 +112,15 @@ fn main() -> ExitCode {
 fn say(message: std::fmt::Arguments<'_>) {
     // Nothing can be done where it cannot be printed.
     let _ = writeln!(std::io::stderr().lock(), "{message}");
+}
+
+/// An error and its causes, less those that the message before quotes already.
+fn causes(error: &anyhow::Error) -> String {
+    error
+        .chain()
+        .skip(1)
+        .map(ToString::to_string)
+        .fold(error.to_string(), |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -1,10 +1,11 @@
 //! `engram synth`: a made-up checkpoint.
 
+use crate::file::check_out;
 use crate::meter::Meter;
 use crate::{Verdict, say, text};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use engram_core::Preset;
-use engram_loader::{Pool, Synth};
+use engram_loader::{Error, Pool, Synth};
 use engram_ple::{FormatKind, TableSource};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,7 +18,7 @@ pub(crate) struct Args {
     /// Size of the tables as a share of the preset's
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
     scale: f64,
-    /// The folder to make; nothing is overwritten
+    /// The folder to make, or an empty one to fill; nothing is overwritten
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Equal seeds give equal rows
@@ -29,7 +30,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Verdict> {
-    let synth = Synth::new(args.preset, args.scale, args.table_format, args.seed)?;
+    let synth = match Synth::new(args.preset, args.scale, args.table_format, args.seed) {
+        // Presets are sound, so it can only be the scale.
+        Err(error @ Error::Config(_)) => return Err(error).with_context(|| format!("--scale {}", args.scale)),
+        synth => synth?,
+    };
+    check_out(&args.out)?;
     let start = Instant::now();
     synth.write(&args.out, &Pool::new(0), &Meter::new())?;
     let tables = synth.tables()?;

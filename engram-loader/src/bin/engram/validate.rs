@@ -9,6 +9,9 @@ use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
+#[command(
+    after_help = "Faults go to stdout, progress to stderr.\n\nExit codes: 0 sound; 1 refused; 2 usage, or a path is not there or not readable"
+)]
 pub(crate) struct Args {
     /// The checkpoint's folder
     #[arg(value_name = "CKPT")]

@@ -377,21 +377,139 @@ fn what_never_ends_is_not_read_for_ever() {
     let requests = folder.path().join("requests.json");
     std::fs::write(&requests, r#"{"requests": []}"#).unwrap();
     let requests = requests.to_str().unwrap();
-    exits(&["hash", pipe, "--requests", requests], 1);
-    exits(&["hash", "/dev/zero", "--requests", requests], 1);
-    exits(&["hash", &config, "--requests", "/dev/zero"], 1);
-    exits(&["bench", "rows", pipe, "--row-bytes", "10"], 1);
-    exits(&["bench", "rows", "/dev/zero", "--row-bytes", "10"], 1);
+    for (args, kind) in [
+        (&["hash", pipe, "--requests", requests][..], "a FIFO, expected a regular file"),
+        (&["hash", "/dev/zero", "--requests", requests], "a character device, expected a regular file"),
+        (&["hash", &config, "--requests", "/dev/zero"], "a character device, expected a file or a pipe"),
+        (&["bench", "rows", pipe, "--row-bytes", "10"], "a FIFO, expected a regular file"),
+        (&["bench", "rows", "/dev/zero", "--row-bytes", "10"], "a character device, expected a regular file"),
+    ] {
+        let message = stderr(&exits(args, 1));
+        assert!(message.contains(kind), "{args:?}: {message}");
+    }
+    // Longer than any requests are.
+    let endless = std::fs::File::create(folder.path().join("endless")).unwrap();
+    endless.set_len((256 << 20) + 1).unwrap();
+    let endless = folder.path().join("endless");
+    let message = stderr(&exits(&["hash", &config, "--requests", endless.to_str().unwrap()], 1));
+    assert!(message.contains("more than 256.0 MiB are not read"), "{message}");
+    // Requests may come through a pipe that has a name.
+    let writer = std::thread::spawn({
+        let pipe = pipe.to_owned();
+        move || std::fs::write(pipe, r#"{"requests": [{"tokens": [1]}]}"#).unwrap()
+    });
+    exits(&["hash", &config, "--requests", pipe], 0);
+    writer.join().unwrap();
+}
+
+#[test]
+fn the_system_is_quoted_once_and_by_the_name_that_was_given() {
+    let folder = golden("ckpt/ple-bf16");
+    let ids = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(ids.path(), r#"{"requests": []}"#).unwrap();
+    let requests = ids.path().to_str().unwrap();
+    let synth = ["synth", "--preset", "tiny-ple", "--scale", "1", "--out", "/no/such/x"];
+    for (args, place) in [
+        (&["validate", "/no/such/x"][..], "/no/such/x"),
+        (&["hash", "/no/such/x", "--requests", requests], "/no/such/x"),
+        (&["hash", &folder, "--requests", "/no/such/x"], "/no/such/x"),
+        (&["hash", &folder, "--requests", requests, "--out", "/no/such/x"], "--out /no/such/x: /no/such"),
+        (&["lookup", &folder, "--requests", requests, "--out", "/no/such/x"], "--out /no/such/x: /no/such"),
+        (&synth, "--out /no/such/x: /no/such"),
+    ] {
+        let expected = format!("engram: {place}: No such file or directory (os error 2)\n");
+        assert_eq!(stderr(&exits(args, 2)), expected, "{args:?}");
+    }
+    for scale in ["-1", "nan", "0"] {
+        let message = stderr(&exits(&["synth", "--preset", "tiny-ple", "--scale", scale, "--out", "/no/x"], 2));
+        assert!(message.to_lowercase().contains(&format!("--scale {scale}")), "{message}");
+    }
+}
+
+/// A copy of a golden checkpoint, to be changed.
+fn copy_of(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(golden(name)).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn results_do_not_replace_what_they_are_made_from() {
+    let copy = copy_of("ckpt/ple-bf16");
+    let folder = copy.path().to_str().unwrap();
+    let ids = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(ids.path(), r#"{"requests": [{"tokens": [1]}]}"#).unwrap();
+    let requests = ids.path().to_str().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let link = other.path().join("link");
+    std::os::unix::fs::symlink(copy.path().join("model-00002-of-00002.safetensors"), &link).unwrap();
+    let own = ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"];
+    for out in own.map(|name| copy.path().join(name)).iter().chain([&link]) {
+        let before = std::fs::read(out).unwrap();
+        for command in ["lookup", "hash"] {
+            let output = exits(&[command, folder, "--requests", requests, "--out", out.to_str().unwrap()], 2);
+            assert!(stderr(&output).contains("the model's own"), "{}", stderr(&output));
+        }
+        assert!(std::fs::read(out).unwrap() == before);
+    }
+    let config = copy.path().join("config.json");
+    let config = config.to_str().unwrap();
+    exits(&["hash", config, "--requests", requests, "--out", config], 2);
+    // Any other file is replaced, in the checkpoint's folder too.
+    let out = copy.path().join("rows.of-requests");
+    for _ in 0..2 {
+        exits(&["lookup", folder, "--requests", requests, "--out", out.to_str().unwrap()], 0);
+    }
+}
+
+#[test]
+fn a_tokenizer_is_judged_alike_for_a_checkpoint_and_for_its_config() {
+    let copy = copy_of("ckpt/engram-fp8-block32");
+    let tokenizer = copy.path().join("tokenizer.json");
+    let _ = std::fs::remove_file(&tokenizer);
+    let ids = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(ids.path(), r#"{"token_space": "compressed", "pad_id": 1, "requests": [{"tokens": [3]}]}"#).unwrap();
+    let requests = ids.path().to_str().unwrap();
+    let config = copy.path().join("config.json");
+    for model in [copy.path(), &config] {
+        let hash = |more: &[&str], code| {
+            stderr(&exits(&[&["hash", model.to_str().unwrap(), "--requests", requests], more].concat(), code))
+        };
+        assert_eq!(hash(&[], 0), "not checked: compressed vocabulary: there is no tokenizer.json\n");
+        assert!(hash(&["--tokenizer", "/no/such/file"], 2).contains("/no/such/file"));
+        std::fs::write(&tokenizer, "garbage").unwrap();
+        for more in [&[][..], &["--tokenizer", tokenizer.to_str().unwrap()], &["--tokenizer", "/dev/zero"]] {
+            assert!(hash(more, 1).contains("error[vocab-mismatch]"));
+            let message = hash(&[more, &["--allow", "vocab-mismatch"]].concat(), 0);
+            assert!(message.starts_with("warning[vocab-mismatch]") && message.lines().count() == 1, "{message}");
+        }
+        std::fs::remove_file(&tokenizer).unwrap();
+    }
+}
+
+#[test]
+fn help_tells_what_a_script_needs() {
+    for (args, words) in [
+        (&["--help"][..], &["Exit codes", "stdout", "stderr"][..]),
+        (&["validate", "--help"], &["Exit codes", "stdout"]),
+        (&["hash", "--help"], &["Exit codes", "stderr", "token_space", "lookback", "context"]),
+        (&["lookup", "--help"], &["Exit codes", "stderr", "token_space", "lookback", "context"]),
+        (&["synth", "--help"], &["an empty one to fill"]),
+    ] {
+        let help = String::from_utf8(exits(args, 0).stdout).unwrap();
+        for word in words {
+            assert!(help.contains(word), "{args:?}: {word}");
+        }
+    }
 }
 
 #[test]
 fn a_file_that_may_not_be_read_is_named() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(golden("ckpt/ple-bf16")).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
-    }
+    let folder = copy_of("ckpt/ple-bf16");
     let file = folder.path().join("model-00002-of-00002.safetensors");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o000)).unwrap();
     // Root reads it all the same.

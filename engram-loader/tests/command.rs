@@ -85,7 +85,8 @@ fn hash_gives_the_golden_ids() {
         // From stdin, into a file: the same.
         let out = folder.path().join("ids.json");
         let args = ["hash", checkpoint.to_str().unwrap(), "--requests", "-", "--out", out.to_str().unwrap()];
-        let mut child = command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child =
+            command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success() && output.stdout.is_empty());
@@ -487,6 +488,14 @@ fn a_tokenizer_is_judged_alike_for_a_checkpoint_and_for_its_config() {
             assert!(message.starts_with("warning[vocab-mismatch]") && message.lines().count() == 1, "{message}");
         }
         std::fs::remove_file(&tokenizer).unwrap();
+    }
+}
+
+#[test]
+fn every_fault_code_is_documented_once() {
+    let readme = include_str!("../README.md");
+    for code in engram_loader::FaultCode::ALL {
+        assert_eq!(readme.matches(&format!("\n| `{code}` |")).count(), 1, "{code}");
     }
 }
 

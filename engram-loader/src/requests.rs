@@ -1,7 +1,7 @@
 //! Requests as JSON: the tokens to hash, and what comes before them.
 
 use engram_core::{Batch, EngramConfig, Layout, ModelConfig, PleConfig, TableConfig, TokenMap};
-use serde::de::{Deserialize, Deserializer, Visitor};
+use serde::de::{Deserialize, Deserializer, IntoDeserializer, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub struct Requests {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "lowercase", remote = "Self")]
 enum TokenSpace {
     #[default]
     Raw,
@@ -71,6 +71,13 @@ impl<'de> Deserialize<'de> for Requests {
 impl<'de> Deserialize<'de> for Request {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::deserialize(Object(deserializer))
+    }
+}
+
+impl<'de> Deserialize<'de> for TokenSpace {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // By way of a string, since what serde derives would take `{"raw": null}` too.
+        Self::deserialize(String::deserialize(deserializer)?.into_deserializer())
     }
 }
 

@@ -154,6 +154,7 @@ fn engram_requests_that_are_refused() {
             (r#"{"requests": [], "requests": []}"#, &["duplicate field `requests`"]),
             (r#"{"requests": [{"tokens": [], "tokens": [1]}]}"#, &["duplicate field `tokens`"]),
             (r#"{"pad_id": 1, "pad_id": 1, "requests": []}"#, &["duplicate field `pad_id`"]),
+            (r#"{"token_space": {"raw": null}, "requests": []}"#, &["invalid type: map", "line 1 column"]),
             (r#"{"token_space": "Raw", "requests": []}"#, &["unknown variant `Raw`"]),
             (r#"{"requests": [{"tokens": 1}]}"#, &["line 1 column"]),
             (r#"{"requests": [{"tokens": [1], "dead": [1]}]}"#, &["line 1 column"]),

@@ -148,7 +148,7 @@ fn print_table(machine: &str, cases: &[Case]) {
     for case in cases {
         let reach = case.reach.map_or_else(|| "-".to_owned(), |reach| format!("{reach:.2}x"));
         crate::print_line(&format!(
-            "| {} | {:.3} {} | {:.3} ({}) | **{:.2}x** | {reach} |{}",
+            "| {} | {:.3} {} | {:.3} ({}) | **{:.2}x** | {reach}{} |",
             case.job, case.product, case.unit, case.peer, case.peer_name, case.ratio, case.remark
         ));
     }

@@ -36,7 +36,7 @@ fn headers(bench: &Bench) -> Result<Case> {
         "safetensors, Python",
         || number(&peer("safetensors_headers.py", &[folder, "3"])?, "seconds"),
     )?;
-    case.remark = " to reach: 2 s |".to_owned();
+    case.remark = " (to reach: 2 s)".to_owned();
     Ok(case)
 }
 
@@ -60,7 +60,7 @@ fn deep(bench: &Bench) -> Result<Case> {
         "one thread reading the files in 8 MiB blocks",
         || read_all(&files),
     )?;
-    case.remark = format!(" peak memory {} MiB, to reach 64 MiB |", peak / 1024);
+    case.remark = format!("; peak memory {} MiB (to reach: 64 MiB)", peak / 1024);
     Ok(case)
 }
 

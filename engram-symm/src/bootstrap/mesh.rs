@@ -157,14 +157,14 @@ impl Mesh {
                             blocked = true;
                             break;
                         }
-                        Err(Errno::PIPE | Errno::CONNRESET) => return Err(last_words(peer, rank, step)),
+                        Err(Errno::PIPE | Errno::CONNRESET) => return Err(self.left(rank, step)),
                         Err(errno) => return Err(os(self.rank, step, errno)),
                     }
                 }
                 while !state.complete {
                     match peer.receive(&mut self.buffer) {
                         Ok(Received::Nothing) => break,
-                        Ok(Received::End) => return Err(Error::Lost { rank, step }),
+                        Ok(Received::End) => return Err(self.left(rank, step)),
                         Ok(Received::Message { len, descriptor }) => {
                             let expected = Head { call: self.calls, step: step.to_string(), last: true };
                             state.take(&self.buffer[..len], descriptor, &expected, [self.rank, rank], step)?;
@@ -198,6 +198,35 @@ impl Mesh {
         let mut parts: Vec<Part> = progress.into_iter().map(|state| state.part).collect();
         parts[self.rank].bytes = own.to_vec();
         Ok(parts)
+    }
+
+    /// Why `rank` left. It may have followed a fault that it had no room to pass on, so what the others say counts, too; whoever
+    /// told it first is given a moment to tell this rank.
+    fn left(&self, rank: usize, step: Step) -> Error {
+        let moment = Deadline::after(std::time::Duration::from_millis(100));
+        let mut open: Vec<&Socket> = self.peers.iter().flatten().collect();
+        let mut buffer = vec![0; MESSAGE];
+        loop {
+            let mut fault: Option<Error> = None;
+            open.retain(|peer| {
+                loop {
+                    match peer.receive(&mut buffer) {
+                        Ok(Received::Nothing) => return true,
+                        Ok(Received::Message { len, .. }) => {
+                            if let Some(Message::Fault(told)) = Message::parse(&buffer[..len]) {
+                                fault.get_or_insert(told);
+                            }
+                        }
+                        Ok(Received::End) | Err(_) => return false,
+                    }
+                }
+            });
+            match (fault, moment.left()) {
+                (Some(fault), _) => return fault,
+                (None, Some(left)) if !open.is_empty() && wait_readable(&open, left).is_ok() => {}
+                _ => return Error::Lost { rank, step },
+            }
+        }
     }
 
     /// Sends as much of `rest` as fits one message.

@@ -318,11 +318,17 @@ fn three_ranks() {
     PAIRS.into_iter().for_each(|steps| exchanges(3, 1, steps, Wrong::Nothing));
 }
 
-#[test]
-#[ignore = "takes minutes: cargo xtask loom --deep"]
-fn three_ranks_deep() {
-    PAIRS.into_iter().for_each(|steps| exchanges(3, 2, steps, Wrong::Nothing));
+/// Three ranks at two preemptions, a test for each pair of steps, so that they run side by side.
+macro_rules! three_ranks_deep {
+    ($($name:ident = $pair:literal),*) => {$(
+        #[test]
+        #[ignore = "takes long: cargo xtask loom --deep"]
+        fn $name() {
+            exchanges(3, 2, PAIRS[$pair], Wrong::Nothing);
+        }
+    )*};
 }
+three_ranks_deep! { deep_barriers = 0, deep_pushes = 1, deep_push_after_barrier = 2, deep_barrier_after_push = 3 }
 
 /// A rank that gives up at any time is reported to the other, which fails at the same step or at its next.
 #[test]

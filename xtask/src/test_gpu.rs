@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn cargo_messages_give_test_programs_only() {
         let messages = r#"{"reason":"compiler-artifact","profile":{"test":true},"executable":"/t/gpu-1","target":{"name":"gpu"}}
-{"reason":"compiler-artifact","profile":{"test":false},"executable":"/t/main","target":{"name":"main"}}
+{"reason":"compiler-artifact","profile":{"test":false},"executable":"/t/rates","target":{"name":"rates"}}
 {"reason":"compiler-artifact","profile":{"test":true},"executable":null,"target":{"name":"lib"}}
 {"reason":"build-finished","success":true}"#;
         assert_eq!(test_programs(messages).unwrap(), [("gpu".to_owned(), PathBuf::from("/t/gpu-1"))]);

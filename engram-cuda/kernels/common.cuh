@@ -27,3 +27,19 @@ template <typename A, typename B>
 struct If<false, A, B> {
     using Type = B;
 };
+
+// One layer's table, or the part of it that is here: rows first..first + rows. Packed rows have values and scales at equal strides.
+struct Table {
+    const u8* values;
+    const u8* scales;
+    u64 value_stride;          // bytes from row to row
+    u64 scale_stride;
+    u32 first;
+    u32 rows;
+};
+static_assert(sizeof(Table) == 40, "kernels.rs mirrors this struct");
+
+template <typename T>
+__device__ T* from_lane(T* pointer, u32 lane) {
+    return reinterpret_cast<T*>(__shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane));
+}

@@ -12,16 +12,6 @@ constexpr u32 THREADS = 256;
 constexpr u32 BLOCKS = 5;      // a multiprocessor, which caps registers at 48
 constexpr u32 IN_FLIGHT = 4;   // loads of a lane
 
-// One layer's table, or the part of it that is here: rows first..first + rows. Packed rows have values and scales at equal strides.
-struct Table {
-    const u8* values;
-    const u8* scales;
-    u64 value_stride;          // bytes from row to row
-    u64 scale_stride;
-    u32 first;
-    u32 rows;
-};
-
 struct Rows {
     const void* ids;           // id of (token, layer, column): ids[token * token_stride + (first + layer * columns + column) / share]
     i64 token_stride;
@@ -50,7 +40,7 @@ struct Rows {
     Divisor by_share;
     Divisor by_units;
 };
-static_assert(sizeof(Table) == 40 && sizeof(Rows) == 152, "kernels.rs mirrors these structs");
+static_assert(sizeof(Rows) == 152, "kernels.rs mirrors this struct");
 
 // Where one row is and goes; `values` is null for a zero row, `out` for a lane without a row.
 struct Place {
@@ -124,11 +114,6 @@ struct Walk {
     }
     __device__ u32 steps(u32 rows) const { return (rows * units + WARP - 1) / WARP; }
 };
-
-template <typename T>
-__device__ T* from_lane(T* pointer, u32 lane) {
-    return reinterpret_cast<T*>(__shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane));
-}
 
 // *p where `here`, else zeros, without a branch. Table rows are read once: past L1.
 __device__ uint4 load(const uint4* p, bool here) {

@@ -7,8 +7,13 @@ use std::sync::Arc;
 
 use crate::driver;
 use crate::error::{DriverError, Error};
+use crate::kernels;
 use crate::launch::Kernels;
 use crate::sys;
+use crate::vmm::{HandleKind, Physical};
+
+/// The kernels of this crate.
+const EMBEDDED: [kernels::Ptx; 4] = [kernels::HASH, kernels::ROWS, kernels::FLOATS, kernels::STAGE];
 
 /// A CUDA device with every kernel of this crate loaded.
 ///
@@ -42,6 +47,9 @@ pub(crate) enum Attribute {
     UnifiedAddressing = 41,
     MajorComputeCapability = 75,
     MinorComputeCapability = 76,
+    VirtualMemory = 102,
+    DescriptorHandles = 103,
+    FabricHandles = 128,
 }
 
 impl Device {
@@ -68,7 +76,7 @@ impl Device {
         let mut inner = Inner { ordinal, handle, context, name, compute_capability, multiprocessors, kernels: None };
         let kernels = {
             let _bound = Bound::new(inner.context)?;
-            Kernels::load(compute_capability)?
+            Kernels::load(&EMBEDDED, compute_capability)?
         };
         inner.kernels = Some(kernels);
         Ok(Self { inner: Arc::new(inner) })
@@ -81,6 +89,61 @@ impl Device {
     pub fn count() -> Result<u32, Error> {
         driver::init()?;
         Ok(u32::try_from(driver::device_count()?).unwrap_or(0))
+    }
+
+    /// The ordinal of the device with this UUID, if the driver shows it to this process.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] when there is no driver.
+    pub fn find(uuid: [u8; 16]) -> Result<Option<u32>, Error> {
+        for ordinal in 0..Self::count()? {
+            let handle = driver::device(c_int::try_from(ordinal).unwrap_or(c_int::MAX))?;
+            if driver::device_uuid(handle)? == uuid {
+                return Ok(Some(ordinal));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The device's UUID, the same in all processes; of a slice of a device, the slice's.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn uuid(&self) -> Result<[u8; 16], Error> {
+        Ok(driver::device_uuid(self.inner.handle)?)
+    }
+
+    /// Whether this device can map the memory of the one with that ordinal. Its own it can.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn can_access_peer(&self, ordinal: u32) -> Result<bool, Error> {
+        let peer = driver::device(c_int::try_from(ordinal).unwrap_or(c_int::MAX))?;
+        Ok(peer == self.inner.handle || driver::can_access_peer(self.inner.handle, peer)?)
+    }
+
+    /// Whether memory of this device can be shared with other processes by descriptor. Tried out with a small allocation.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn shares_by_descriptor(&self) -> Result<bool, Error> {
+        let offered = self.attribute(Attribute::DescriptorHandles)? != 0;
+        Ok(offered && self.try_out(HandleKind::Descriptor, |memory| memory.to_descriptor().map(drop)))
+    }
+
+    /// Whether memory of this device can be shared by fabric handle. Tried out with a small allocation: a device may offer them where the
+    /// process may not have them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn shares_by_fabric(&self) -> Result<bool, Error> {
+        let offered = self.attribute(Attribute::FabricHandles)? != 0;
+        Ok(offered && self.try_out(HandleKind::Fabric, |memory| memory.to_fabric().map(drop)))
+    }
+
+    /// Whether memory that is to be shared in this way can be allocated, and exported.
+    fn try_out(&self, kind: HandleKind, export: impl FnOnce(&Physical) -> Result<(), Error>) -> bool {
+        Physical::new(self, 1, Some(kind)).and_then(|memory| export(&memory)).is_ok()
     }
 
     /// The device's ordinal.
@@ -141,6 +204,10 @@ impl Device {
         self.inner.context
     }
 
+    pub(crate) fn handle(&self) -> sys::CUdevice {
+        self.inner.handle
+    }
+
     pub(crate) fn kernels(&self) -> &Kernels {
         self.inner.kernels.as_ref().expect("a constructed device has its kernels")
     }
@@ -194,7 +261,7 @@ impl fmt::Debug for Device {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let (Some(kernels), Ok(_bound)) = (self.kernels.take(), Bound::new(self.context)) {
+        if let (Some(mut kernels), Ok(_bound)) = (self.kernels.take(), Bound::new(self.context)) {
             let _relaxed = Relaxed::new();
             kernels.unload();
         }

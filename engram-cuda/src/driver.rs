@@ -30,7 +30,7 @@ macro_rules! obtain {
     ($ty:ty, $api:ident($($arg:expr),* $(,)?), $($doing:tt)+) => {{
         let mut out = MaybeUninit::<$ty>::zeroed();
         call!($api(out.as_mut_ptr(), $($arg),*), $($doing)+)?;
-        // SAFETY: zeroed bytes are a value of each type used here (integers and raw pointers), and the driver filled it.
+        // SAFETY: zeroed bytes are a value of each type used here (integers, arrays of them, and raw pointers), and the driver filled it.
         Ok(unsafe { out.assume_init() })
     }};
 }
@@ -76,6 +76,17 @@ pub(crate) fn device_name(device: sys::CUdevice) -> Result<String> {
 
 pub(crate) fn device_attribute(attribute: c_int, device: sys::CUdevice) -> Result<c_int> {
     obtain!(c_int, cuDeviceGetAttribute(attribute, device), "asking device attribute {attribute}")
+}
+
+pub(crate) fn device_uuid(device: sys::CUdevice) -> Result<[u8; 16]> {
+    obtain!([u8; 16], cuDeviceGetUuid_v2(device), "asking a device's UUID")
+}
+
+/// Whether the path between two devices lets one read and write the other's memory.
+pub(crate) fn can_access_peer(device: sys::CUdevice, peer: sys::CUdevice) -> Result<bool> {
+    let can: Result<c_int> =
+        obtain!(c_int, cuDeviceCanAccessPeer(device, peer), "asking whether device {device} reaches device {peer}");
+    Ok(can? != 0)
 }
 
 /// # Safety
@@ -210,6 +221,109 @@ pub(crate) unsafe fn copy_2d(
 
 pub(crate) unsafe fn fill(address: u64, byte: u8, bytes: usize, stream: sys::CUstream) -> Result<()> {
     call!(cuMemsetD8Async(address, byte, bytes, stream), "filling {bytes} bytes of device memory")
+}
+
+const DEVICE_LOCATION: c_int = 1;
+const DESCRIPTOR: c_int = 1;
+const FABRIC: c_int = 8;
+
+/// How allocations of a device are made that can be exported as a descriptor, as a fabric handle, or not at all.
+pub(crate) fn allocation_property(device: sys::CUdevice, descriptor: bool, fabric: bool) -> sys::AllocationProperty {
+    const PINNED: c_int = 1;
+    sys::AllocationProperty {
+        kind: PINNED,
+        handle_kinds: if descriptor { DESCRIPTOR } else { 0 } | if fabric { FABRIC } else { 0 },
+        location: sys::MemoryLocation { kind: DEVICE_LOCATION, device },
+        win32_metadata: ptr::null_mut(),
+        flags: [0; 4],
+    }
+}
+
+pub(crate) unsafe fn allocation_granularity(property: &sys::AllocationProperty) -> Result<usize> {
+    const MINIMUM: c_int = 0;
+    obtain!(
+        usize,
+        cuMemGetAllocationGranularity(&raw const *property, MINIMUM),
+        "asking for the granularity of device memory"
+    )
+}
+
+pub(crate) unsafe fn create_memory(bytes: usize, property: &sys::AllocationProperty) -> Result<u64> {
+    obtain!(
+        u64,
+        cuMemCreate(bytes, &raw const *property, 0),
+        "allocating {bytes} bytes of device memory with handles of kind {}",
+        property.handle_kinds
+    )
+}
+
+pub(crate) unsafe fn release_memory(handle: u64) -> Result<()> {
+    call!(cuMemRelease(handle), "releasing device memory")
+}
+
+/// A new descriptor of the memory, which the caller closes.
+pub(crate) unsafe fn export_descriptor(handle: u64) -> Result<c_int> {
+    let mut descriptor: c_int = -1;
+    call!(
+        cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, DESCRIPTOR, 0),
+        "exporting device memory as a descriptor"
+    )?;
+    Ok(descriptor)
+}
+
+pub(crate) unsafe fn export_fabric(handle: u64) -> Result<[u8; 64]> {
+    let mut fabric = [0; 64];
+    call!(
+        cuMemExportToShareableHandle(fabric.as_mut_ptr().cast(), handle, FABRIC, 0),
+        "exporting device memory as a fabric handle"
+    )?;
+    Ok(fabric)
+}
+
+/// The descriptor stays the caller's.
+pub(crate) unsafe fn import_descriptor(descriptor: c_int) -> Result<u64> {
+    // The driver takes the number in the pointer's place.
+    let number = ptr::without_provenance_mut(usize::try_from(descriptor).unwrap_or(usize::MAX));
+    obtain!(
+        u64,
+        cuMemImportFromShareableHandle(number, DESCRIPTOR),
+        "importing device memory from descriptor {descriptor}"
+    )
+}
+
+pub(crate) unsafe fn import_fabric(mut fabric: [u8; 64]) -> Result<u64> {
+    obtain!(
+        u64,
+        cuMemImportFromShareableHandle(fabric.as_mut_ptr().cast(), FABRIC),
+        "importing device memory from a fabric handle"
+    )
+}
+
+pub(crate) unsafe fn reserve_addresses(bytes: usize) -> Result<u64> {
+    obtain!(sys::CUdeviceptr, cuMemAddressReserve(bytes, 0, 0, 0), "reserving {bytes} bytes of addresses")
+}
+
+pub(crate) unsafe fn free_addresses(address: u64, bytes: usize) -> Result<()> {
+    call!(cuMemAddressFree(address, bytes), "freeing {bytes} bytes of addresses at {address:#x}")
+}
+
+pub(crate) unsafe fn map_memory(address: u64, bytes: usize, handle: u64) -> Result<()> {
+    call!(cuMemMap(address, bytes, 0, handle, 0), "mapping {bytes} bytes of device memory at {address:#x}")
+}
+
+pub(crate) unsafe fn unmap_memory(address: u64, bytes: usize) -> Result<()> {
+    call!(cuMemUnmap(address, bytes), "unmapping {bytes} bytes of device memory at {address:#x}")
+}
+
+/// Lets `device` read and write a range that is mapped.
+pub(crate) unsafe fn allow_access(address: u64, bytes: usize, device: sys::CUdevice) -> Result<()> {
+    const READ_WRITE: c_int = 3;
+    let location = sys::MemoryLocation { kind: DEVICE_LOCATION, device };
+    let access = sys::MemoryAccess { location, access: READ_WRITE };
+    call!(
+        cuMemSetAccess(address, bytes, &raw const access, 1),
+        "giving device {device} access to {bytes} bytes at {address:#x}"
+    )
 }
 
 pub(crate) unsafe fn create_stream(priority: c_int) -> Result<sys::CUstream> {

@@ -128,6 +128,9 @@ pub enum Error {
     /// The system gave no thread to gather with.
     #[error("starting a thread: {0}")]
     Threads(std::io::Error),
+    /// The system refused a descriptor of device memory.
+    #[error("a descriptor of device memory: {0}")]
+    Descriptor(std::io::Error),
     /// Memory of the host could not be mapped.
     #[error("mapping {bytes} bytes of host memory: {source}")]
     HostMemory {

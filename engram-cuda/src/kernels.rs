@@ -29,6 +29,19 @@ pub struct Ptx {
 }
 
 impl Ptx {
+    /// PTX texts with these entries: one for every GPU, and where it pays another for GPUs of compute capability 9.0 and above.
+    ///
+    /// # Panics
+    /// When a text does not end with a NUL. In a constant that is an error of the build.
+    #[must_use]
+    pub const fn new(entries: &'static [&'static str], sm_80: &'static str, sm_90: Option<&'static str>) -> Self {
+        assert!(matches!(sm_80.as_bytes(), [.., 0]), "the text ends with a NUL");
+        if let Some(text) = sm_90 {
+            assert!(matches!(text.as_bytes(), [.., 0]), "the text ends with a NUL");
+        }
+        Self { entries, sm_80, sm_90 }
+    }
+
     /// The text for a GPU of this compute capability, NUL-terminated as `cuModuleLoadData` wants it.
     #[must_use]
     pub fn text(&self, major: i32) -> &'static str {
@@ -43,10 +56,10 @@ macro_rules! ptx {
 }
 
 /// The hash kernels.
-pub const HASH: Ptx = Ptx { entries: &["hash_engram", "hash_ple"], sm_80: ptx!("hash.compute_80.ptx"), sm_90: None };
+pub const HASH: Ptx = Ptx::new(&["hash_engram", "hash_ple"], ptx!("hash.compute_80.ptx"), None);
 /// The row kernels that keep bytes as they are.
-pub const ROWS: Ptx = Ptx {
-    entries: &[
+pub const ROWS: Ptx = Ptx::new(
+    &[
         "rows_copy_16",
         "rows_copy_8",
         "rows_copy_4",
@@ -56,18 +69,18 @@ pub const ROWS: Ptx = Ptx {
         "rows_mx_8",
         "rows_mx_1",
     ],
-    sm_80: ptx!("rows.compute_80.ptx"),
-    sm_90: None,
-};
+    ptx!("rows.compute_80.ptx"),
+    None,
+);
 /// The row kernels that decode.
-pub const FLOATS: Ptx = Ptx {
-    entries: &["rows_float_8", "rows_float_1", "few_float_8"],
-    sm_80: ptx!("floats.compute_80.ptx"),
-    sm_90: Some(ptx!("floats.compute_90.ptx")),
-};
+pub const FLOATS: Ptx = Ptx::new(
+    &["rows_float_8", "rows_float_1", "few_float_8"],
+    ptx!("floats.compute_80.ptx"),
+    Some(ptx!("floats.compute_90.ptx")),
+);
 
 /// The kernel that takes rows over while threads of the host gather them.
-pub const STAGE: Ptx = Ptx { entries: &["stage"], sm_80: ptx!("stage.compute_80.ptx"), sm_90: None };
+pub const STAGE: Ptx = Ptx::new(&["stage"], ptx!("stage.compute_80.ptx"), None);
 
 /// Threads a block of the stage kernel, no other number.
 pub const STAGE_THREADS: u32 = 256;

@@ -1,26 +1,33 @@
-//! The embedded kernels, loaded into a context.
+//! Kernels, loaded into a context.
 
 use std::ffi::{CStr, CString, c_void};
 
+use std::fmt;
+
+use crate::device::Device;
 use crate::driver;
-use crate::error::DriverError;
-use crate::kernels;
+use crate::error::{DriverError, Error};
+use crate::kernels::Ptx;
+use crate::stream::StreamRef;
 use crate::sys;
 
-/// What is embedded.
-const MODULES: [kernels::Ptx; 4] = [kernels::HASH, kernels::ROWS, kernels::FLOATS, kernels::STAGE];
-
-/// Every kernel of this crate, compiled for the device and resolved.
+/// All kernels of some PTX texts, compiled for the device and resolved.
 pub(crate) struct Kernels {
     modules: Vec<sys::CUmodule>,
     functions: Vec<(&'static str, sys::CUfunction)>,
 }
 
+// SAFETY: the driver lets any thread use modules and functions.
+unsafe impl Send for Kernels {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Kernels {}
+
 impl Kernels {
     /// Loads and resolves all of them now: a first launch would otherwise load its kernel lazily, and could stall behind one that spins.
-    pub(crate) fn load((major, _): (i32, i32)) -> Result<Self, DriverError> {
+    /// A context is current.
+    pub(crate) fn load(texts: &[Ptx], (major, _): (i32, i32)) -> Result<Self, DriverError> {
         let mut kernels = Self { modules: Vec::new(), functions: Vec::new() };
-        for ptx in MODULES {
+        for ptx in texts {
             if let Err(error) = kernels.add(ptx, major) {
                 kernels.unload();
                 return Err(error);
@@ -29,8 +36,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    fn add(&mut self, ptx: kernels::Ptx, major: i32) -> Result<(), DriverError> {
-        let text = CStr::from_bytes_with_nul(ptx.text(major).as_bytes()).expect("embedded PTX ends with its only NUL");
+    fn add(&mut self, ptx: &Ptx, major: i32) -> Result<(), DriverError> {
+        let text = CStr::from_bytes_until_nul(ptx.text(major).as_bytes()).expect("`Ptx::new` has seen the NUL");
         // SAFETY: the caller has made a context current, and the text is PTX.
         let module = unsafe { driver::load_module(text) }?;
         self.modules.push(module);
@@ -65,10 +72,77 @@ impl Kernels {
     }
 
     /// Unloads everything. The context is current.
-    pub(crate) fn unload(self) {
-        for module in self.modules {
+    pub(crate) fn unload(&mut self) {
+        self.functions.clear();
+        for module in self.modules.drain(..) {
             // SAFETY: the module is this value's own, and its functions go with it.
             let _ = unsafe { driver::unload_module(module) };
         }
+    }
+}
+
+/// Kernels of another crate, compiled for a device and resolved. Dropping it unloads them.
+pub struct Module {
+    device: Device,
+    kernels: Kernels,
+}
+
+impl Module {
+    /// Compiles the text for the device, and loads and resolves all of its entries now, so that no launch does.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], for an entry that the text lacks too. A failure leaves nothing loaded.
+    pub fn load(device: &Device, ptx: &Ptx) -> Result<Self, Error> {
+        let _bound = device.bind()?;
+        let kernels = Kernels::load(std::slice::from_ref(ptx), device.compute_capability())?;
+        Ok(Self { device: device.clone(), kernels })
+    }
+
+    /// The device that it was compiled for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Enqueues an entry with its one parameter, a struct by value, and without dynamic shared memory.
+    ///
+    /// # Safety
+    /// `P` is laid out as the entry's parameter, its addresses are valid for what the entry does with them, and the launch is one that the entry
+    /// can have. The stream is of this device's primary context. Until the kernel is done, and as long as a graph that captured the launch can
+    /// be launched, this module and all that the parameter names stay.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    ///
+    /// # Panics
+    /// When no entry has this name.
+    pub unsafe fn launch<P>(
+        &self,
+        name: &'static str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        stream: StreamRef<'_>,
+        param: &P,
+    ) -> Result<(), Error> {
+        let _bound = self.device.bind()?;
+        // SAFETY: the caller's promises, and the context is current.
+        Ok(unsafe { self.kernels.launch(name, grid, block, stream.handle(), param) }?)
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries: Vec<_> = self.kernels.functions.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Module").field("device", &self.device.ordinal()).field("entries", &entries).finish()
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let Self { device, kernels } = self;
+        device.release(|| {
+            kernels.unload();
+            Ok(())
+        });
     }
 }

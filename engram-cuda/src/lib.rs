@@ -16,6 +16,8 @@ mod plan;
 mod prefetch_state;
 
 #[cfg(feature = "cuda")]
+mod array;
+#[cfg(feature = "cuda")]
 mod auto;
 #[cfg(feature = "cuda")]
 mod device;
@@ -32,6 +34,8 @@ mod memory;
 #[cfg(feature = "cuda")]
 mod prefetch;
 #[cfg(feature = "cuda")]
+pub mod raw;
+#[cfg(feature = "cuda")]
 mod rows;
 #[cfg(feature = "cuda")]
 mod staged;
@@ -43,6 +47,10 @@ mod sys;
 mod table;
 #[cfg(feature = "cuda")]
 mod view;
+#[cfg(feature = "cuda")]
+mod vmm;
+#[cfg(feature = "cuda")]
+mod words;
 
 pub use calibrate::{Crossover, Measured};
 pub use error::{CudaVersion, DriverCode, DriverError, Error};

@@ -1,33 +1,27 @@
 //! Lookups: rows by id, from the tables of all layers.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use engram_ple::TableFormat;
 
+use crate::array::TableArray;
 use crate::auto::Auto;
 use crate::calibrate::Crossover;
 use crate::device::Device;
 use crate::error::Error;
 use crate::ids::{IdShape, IdType, IdsError};
 use crate::kernels;
-use crate::memory::DeviceBuffer;
 use crate::rows::{self, Blocks, Fetch};
 use crate::staged::{HostIds, Staged};
 use crate::stream::StreamRef;
-use crate::table::{Entry, Placement, Table, format_mismatch};
+use crate::table::{Placement, Table};
 use crate::view::{Ids, Output};
 
 /// The tables of a model's layers, as kernels reach them.
 #[derive(Debug)]
 pub(crate) struct Layers {
-    tables: Vec<Table>,
+    tables: TableArray,
     columns: usize,
-    /// An array of [`kernels::Table`], kept up to date by the tables' sleep and wake.
-    array: Arc<DeviceBuffer>,
-    /// The same as it was at construction, for its alignment, which sleep and wake keep.
-    host: Vec<kernels::Table>,
-    _entries: Vec<Arc<Entry>>,
 }
 
 impl Layers {
@@ -38,39 +32,19 @@ impl Layers {
         if columns == 0 {
             return Err(Error::Invalid { what: "the columns", why: "a lookup needs at least one".to_owned() });
         }
-        for table in tables {
-            if table.device() != first.device() {
-                let found = format!("device {}", table.device().ordinal());
-                return Err(Error::WrongDevice { what: "a table", found, expected: first.device().ordinal() });
-            }
-            if table.format() != first.format() {
-                return Err(format_mismatch("a table of another layer", table.format(), first.format()));
-            }
-            if table.is_asleep() {
-                return Err(Error::Asleep);
-            }
-        }
-        let array = Arc::new(DeviceBuffer::new(first.device(), size_of::<kernels::Table>() * tables.len())?);
-        let entry = |(index, table): (usize, &Table)| {
-            let entry = Arc::new(Entry { array: array.clone(), index });
-            table.enter(&entry)?;
-            Ok::<_, Error>(entry)
-        };
-        let entries = tables.iter().enumerate().map(entry).collect::<Result<_, _>>()?;
-        let host = tables.iter().map(Table::device_table).collect();
-        Ok(Self { tables: tables.to_vec(), columns, array, host, _entries: entries })
+        Ok(Self { tables: TableArray::of(first.device(), tables)?, columns })
     }
 
     pub(crate) fn device(&self) -> &Device {
-        self.tables[0].device()
+        self.tables.handles()[0].device()
     }
 
     pub(crate) fn format(&self) -> &TableFormat {
-        self.tables[0].format()
+        self.tables.handles()[0].format()
     }
 
     pub(crate) fn tables(&self) -> &[Table] {
-        &self.tables
+        self.tables.handles()
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -80,17 +54,17 @@ impl Layers {
     /// Refuses ids of layers and columns that are not here, and tables that sleep.
     pub(crate) fn check(&self, shape: &IdShape) -> Result<(), Error> {
         let end = shape.first_layer.checked_add(shape.layers);
-        if end.is_none_or(|end| end > self.tables.len()) || shape.columns != self.columns {
+        if end.is_none_or(|end| end > self.tables().len()) || shape.columns != self.columns {
             return Err(Error::Ids(IdsError::Tables {
                 first_layer: shape.first_layer,
                 layers: shape.layers,
                 columns: shape.columns,
-                table_layers: self.tables.len(),
+                table_layers: self.tables().len(),
                 table_columns: self.columns,
             }));
         }
         let layers = shape.first_layer..shape.first_layer + shape.layers;
-        if self.tables[layers].iter().any(Table::is_asleep) { Err(Error::Asleep) } else { Ok(()) }
+        if self.tables()[layers].iter().any(Table::is_asleep) { Err(Error::Asleep) } else { Ok(()) }
     }
 
     /// Enqueues a lookup that kernels do by themselves.
@@ -109,8 +83,8 @@ impl Layers {
             share: 1,
             tokens: shape.tokens,
             columns: self.columns,
-            tables: self.array.address() + (shape.first_layer * size_of::<kernels::Table>()) as u64,
-            layers: &self.host[shape.first_layer..shape.first_layer + shape.layers],
+            tables: self.tables.address() + (shape.first_layer * size_of::<kernels::Table>()) as u64,
+            layers: &self.tables.tables()[shape.first_layer..shape.first_layer + shape.layers],
         };
         // SAFETY: `Ids` vouches for the ids; the tables' entries name their memory, or nothing while a table sleeps.
         unsafe { rows::enqueue(self.device(), self.format(), &fetch, out, blocks, stream) }
@@ -272,7 +246,7 @@ impl Lookup {
     /// [`Error::Invalid`] for arrays of another length, and for tables that only kernels read; [`Error::Capturing`]; [`Error::Capacity`] for a
     /// fifth batch; else as [`Lookup::run`].
     pub fn run_host(&mut self, ids: &HostIds<'_>, out: &Output<'_>, stream: StreamRef<'_>) -> Result<(), Error> {
-        self.layers.check(&IdShape::dense(IdType::I32, ids.tokens, self.layers.tables.len(), self.layers.columns))?;
+        self.layers.check(&IdShape::dense(IdType::I32, ids.tokens, self.layers.tables().len(), self.layers.columns))?;
         self.check()?;
         let staged = match &mut self.path {
             Path::Kernels => {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -26,6 +26,58 @@ macro_rules! plain {
     )* };
 }
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+
+/// Copies `values` to a device address, and waits until they are there.
+///
+/// # Safety
+/// So many bytes from the address on are mapped for this device, which can write them; nobody else uses them meanwhile.
+///
+/// # Errors
+/// [`Error::Driver`].
+pub unsafe fn write<T: Plain>(device: &Device, address: u64, values: &[T]) -> Result<(), Error> {
+    let _bound = device.bind()?;
+    let stream = ptr::null_mut();
+    // SAFETY: the caller vouches for the range, and the source outlives the copy, which is waited for.
+    unsafe { driver::copy_to_device(address, values.as_ptr().cast(), size_of_val(values), stream) }?;
+    // SAFETY: the legacy default stream of the current context.
+    Ok(unsafe { driver::synchronize_stream(stream) }?)
+}
+
+/// Reads `count` values from a device address on, after all work of the legacy default stream.
+///
+/// # Safety
+/// So many bytes from the address on are mapped for this device, and initialised.
+///
+/// # Errors
+/// [`Error::Driver`].
+pub unsafe fn read<T: Plain>(device: &Device, address: u64, count: usize) -> Result<Vec<T>, Error> {
+    let mut values: Vec<T> = Vec::with_capacity(count);
+    let _bound = device.bind()?;
+    let stream = ptr::null_mut();
+    // SAFETY: the caller vouches for the range, the vector has the capacity, and the copy is waited for.
+    unsafe { driver::copy_to_host(values.as_mut_ptr().cast(), address, count * size_of::<T>(), stream) }?;
+    // SAFETY: the legacy default stream of the current context.
+    unsafe { driver::synchronize_stream(stream) }?;
+    // SAFETY: `count` values were written, and any bits are a `T`.
+    unsafe { values.set_len(count) };
+    Ok(values)
+}
+
+/// Fills memory at a device address with one byte value, and waits until it is filled.
+///
+/// # Safety
+/// As [`write`].
+///
+/// # Errors
+/// [`Error::Driver`].
+pub unsafe fn fill(device: &Device, address: u64, byte: u8, bytes: usize) -> Result<(), Error> {
+    let _bound = device.bind()?;
+    let stream = ptr::null_mut();
+    // SAFETY: the caller vouches for the range.
+    unsafe { driver::fill(address, byte, bytes, stream) }?;
+    // SAFETY: the legacy default stream of the current context.
+    Ok(unsafe { driver::synchronize_stream(stream) }?)
+}
 
 /// Device memory, uninitialised when new; freed on drop, which waits for the device.
 pub struct DeviceBuffer {
@@ -63,12 +115,8 @@ impl DeviceBuffer {
     pub fn write<T: Plain>(&self, offset: usize, values: &[T]) -> Result<(), Error> {
         let bytes = size_of_val(values);
         self.check(offset, bytes)?;
-        let _bound = self.device.bind()?;
-        let stream = ptr::null_mut();
-        // SAFETY: the range lies inside this buffer, and the source outlives the copy, which is waited for.
-        unsafe { driver::copy_to_device(self.address + offset as u64, values.as_ptr().cast(), bytes, stream) }?;
-        // SAFETY: the legacy default stream of the current context.
-        Ok(unsafe { driver::synchronize_stream(stream) }?)
+        // SAFETY: the range lies inside this buffer.
+        unsafe { write(&self.device, self.address + offset as u64, values) }
     }
 
     /// Reads `count` values from byte `offset` on, after all work of the legacy default stream.
@@ -78,16 +126,8 @@ impl DeviceBuffer {
     pub fn read<T: Plain>(&self, offset: usize, count: usize) -> Result<Vec<T>, Error> {
         let bytes = count.saturating_mul(size_of::<T>());
         self.check(offset, bytes)?;
-        let mut values: Vec<MaybeUninit<T>> = Vec::with_capacity(count);
-        let _bound = self.device.bind()?;
-        let stream = ptr::null_mut();
-        // SAFETY: the range lies inside this buffer, the vector has the capacity, and the copy is waited for.
-        unsafe { driver::copy_to_host(values.as_mut_ptr().cast(), self.address + offset as u64, bytes, stream) }?;
-        // SAFETY: the legacy default stream of the current context.
-        unsafe { driver::synchronize_stream(stream) }?;
-        let mut values = std::mem::ManuallyDrop::new(values);
-        // SAFETY: `count` values were written, any bits are a `T`, and the allocation changes hands.
-        Ok(unsafe { Vec::from_raw_parts(values.as_mut_ptr().cast(), count, values.capacity()) })
+        // SAFETY: the range lies inside this buffer.
+        unsafe { read(&self.device, self.address + offset as u64, count) }
     }
 
     /// Enqueues a fill of the whole buffer with one byte value.

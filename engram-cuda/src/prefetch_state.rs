@@ -6,6 +6,14 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope(pub(crate) Option<u64>);
 
+impl Scope {
+    /// The capture's id, unique in the process; none outside any.
+    #[must_use]
+    pub fn capture(self) -> Option<u64> {
+        self.0
+    }
+}
+
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {

@@ -135,6 +135,15 @@ impl StreamRef<'_> {
         Ok(unsafe { driver::stream_is_idle(self.raw) }?)
     }
 
+    /// Whether calls on this stream are recorded by a capture now, and by which.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also where an earlier error has broken the capture.
+    pub fn scope(self, device: &Device) -> Result<Scope, Error> {
+        let _bound = device.bind()?;
+        Ok(Scope(self.capture()?))
+    }
+
     /// The id of the capture that the stream takes part in, unique in the process.
     pub(crate) fn capture(self) -> Result<Option<u64>, DriverError> {
         // SAFETY: the stream is live for this lifetime.
@@ -152,8 +161,11 @@ impl StreamRef<'_> {
         unsafe { driver::record_event(event.raw, self.raw) }
     }
 
-    /// Refuses a stream of another context. The two default streams belong to whichever context is current, so to ours.
-    pub(crate) fn check_device(self, device: &Device) -> Result<(), Error> {
+    /// Refuses a stream of another context. The two default streams belong to whichever context is current, so to the device's.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`]; [`Error::Driver`].
+    pub fn check_device(self, device: &Device) -> Result<(), Error> {
         const HIGHEST_DEFAULT_STREAM: usize = 2;
         if self.raw.addr() <= HIGHEST_DEFAULT_STREAM {
             return Ok(());
@@ -253,25 +265,40 @@ impl Drop for Event {
 
 /// An event, and the scope in which it was recorded last: a capture may wait for its own events only.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub struct Mark {
     event: Event,
     recorded: Option<Scope>,
 }
 
 impl Mark {
-    pub(crate) fn new(device: &Device) -> Result<Self, Error> {
+    /// A mark that was not recorded yet.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn new(device: &Device) -> Result<Self, Error> {
         Ok(Self { event: Event::new(device)?, recorded: None })
     }
 
-    pub(crate) fn record(&mut self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
-        stream.record(&self.event)?;
+    /// Marks the point that the stream's work has reached; `scope` is the stream's ([`StreamRef::scope`]).
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn record(&mut self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
+        self.event.record(stream)?;
         self.recorded = Some(scope);
         Ok(())
     }
 
     /// Makes `stream` wait for the mark. Nothing to do where it was never set, or set in another scope: graphs are ordered by their launches.
-    pub(crate) fn before(&self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
-        if self.recorded == Some(scope) { Ok(stream.wait(&self.event)?) } else { Ok(()) }
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn before(&self, stream: StreamRef<'_>, scope: Scope) -> Result<(), Error> {
+        if self.recorded != Some(scope) {
+            return Ok(());
+        }
+        let _bound = self.event.device.bind()?;
+        Ok(stream.wait(&self.event)?)
     }
 }
 

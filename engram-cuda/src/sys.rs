@@ -23,6 +23,39 @@ impl CuResult {
     pub(crate) const NOT_READY: Self = Self(600);
 }
 
+/// How an allocation is made, as `CUmemAllocationProp`: its enums as integers, since those of `cust` lack the newer kinds of handles.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AllocationProperty {
+    pub(crate) kind: c_int,
+    pub(crate) handle_kinds: c_int,
+    pub(crate) location: MemoryLocation,
+    pub(crate) win32_metadata: *mut c_void,
+    /// Compression, remote access by network cards, usage: none of them.
+    pub(crate) flags: [u16; 4],
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryLocation {
+    pub(crate) kind: c_int,
+    pub(crate) device: c_int,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryAccess {
+    pub(crate) location: MemoryLocation,
+    pub(crate) access: c_int,
+}
+
+const _: () = {
+    assert!(size_of::<AllocationProperty>() == 32);
+    assert!(size_of::<MemoryAccess>() == 12);
+};
+
 pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);
 
 macro_rules! driver_api {
@@ -42,6 +75,8 @@ driver_api! {
     fn cuDeviceGetCount(count: *mut c_int);
     fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice);
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CUdevice);
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
     fn cuCtxGetCurrent(context: *mut CUcontext);
@@ -61,6 +96,17 @@ driver_api! {
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
     fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D_st, stream: CUstream);
     fn cuMemsetD8Async(address: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream);
+
+    fn cuMemGetAllocationGranularity(granularity: *mut usize, property: *const AllocationProperty, option: c_int);
+    fn cuMemCreate(handle: *mut u64, bytes: usize, property: *const AllocationProperty, flags: u64);
+    fn cuMemRelease(handle: u64);
+    fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_int, flags: u64);
+    fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_int);
+    fn cuMemAddressReserve(address: *mut CUdeviceptr, bytes: usize, alignment: usize, wanted: CUdeviceptr, flags: u64);
+    fn cuMemAddressFree(address: CUdeviceptr, bytes: usize);
+    fn cuMemMap(address: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64);
+    fn cuMemUnmap(address: CUdeviceptr, bytes: usize);
+    fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const MemoryAccess, count: usize);
 
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
     fn cuStreamDestroy_v2(stream: CUstream);

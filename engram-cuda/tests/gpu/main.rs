@@ -9,5 +9,6 @@ mod large;
 mod lookup;
 mod memory;
 mod prefetch;
+mod raw;
 mod staged;
 mod table;

@@ -66,7 +66,7 @@ pub unsafe fn read<T: Plain>(device: &Device, address: u64, count: usize) -> Res
 /// Fills memory at a device address with one byte value, and waits until it is filled.
 ///
 /// # Safety
-/// As [`write`].
+/// As [`write()`].
 ///
 /// # Errors
 /// [`Error::Driver`].

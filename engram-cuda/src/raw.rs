@@ -12,10 +12,8 @@ pub use crate::words::MappedWords;
 pub mod vmm {
     //! Device memory apart from the addresses at which it is seen.
     //!
-    //! [`Physical`](vmm::Physical) memory has no address until it is mapped into [`Reserved`](vmm::Reserved) addresses. It can be passed to other
+    //! [`Physical`] memory has no address until it is mapped into [`Reserved`] addresses. It can be passed to other
     //! processes, which map it for devices of theirs; addresses outlive what is mapped into them.
 
-    #[cfg(doc)]
-    use crate::vmm;
     pub use crate::vmm::{HandleKind, Physical, Reserved};
 }

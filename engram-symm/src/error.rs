@@ -96,6 +96,19 @@ pub enum Error {
         source: OsError,
     },
 
+    /// The driver of a rank's GPU refused something.
+    #[error("rank {rank}: {doing}: {reason}")]
+    Cuda {
+        /// The rank that failed.
+        rank: usize,
+        /// What was tried.
+        doing: String,
+        /// The driver's result code, if it was the driver that refused.
+        code: Option<i32>,
+        /// The reason, as text.
+        reason: String,
+    },
+
     /// The system refused an operation of the bootstrap.
     #[error("rank {rank}: {step}")]
     Os {
@@ -194,6 +207,8 @@ pub enum Step {
     PeerAccess,
     /// Asking whether there is room for a segment.
     Room,
+    /// Reserving addresses for the segments on a GPU.
+    Addresses,
     /// Creating a segment.
     Create,
     /// Giving a segment its size.
@@ -204,12 +219,20 @@ pub enum Step {
     Reserve,
     /// Mapping the own segment.
     Map,
+    /// Giving the own segment its first contents.
+    Fill,
+    /// Exporting the own segment for other ranks.
+    Export,
     /// Agreeing that every rank has its segment.
     Allocate,
     /// Passing descriptors.
     Share,
+    /// Taking a segment that another rank has exported.
+    Import,
     /// Mapping the segments of the peers.
     MapPeers,
+    /// Registering segments in host memory with a GPU's driver.
+    Pin,
     /// Agreeing that every rank has mapped all segments.
     Publish,
     /// Giving pages back to the system.
@@ -230,14 +253,19 @@ impl fmt::Display for Step {
             Self::Register => "comparing the registered buffers",
             Self::PeerAccess => "deciding on peer access",
             Self::Room => "asking for room",
+            Self::Addresses => "reserving addresses for the segments",
             Self::Create => "creating the segment",
             Self::Size => "sizing the segment",
             Self::Seal => "sealing the segment",
             Self::Reserve => "reserving the segment's pages",
             Self::Map => "mapping the segment",
+            Self::Fill => "filling the segment",
+            Self::Export => "exporting the segment",
             Self::Allocate => "agreeing on the allocation",
             Self::Share => "passing descriptors",
+            Self::Import => "importing a peer's segment",
             Self::MapPeers => "mapping the peers' segments",
+            Self::Pin => "registering the segments with the driver",
             Self::Publish => "agreeing on the mappings",
             Self::Discard => "giving pages back",
             Self::Gather => "a collective step",

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod bootstrap;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod exchange;
 mod host;

@@ -5,12 +5,13 @@ use crate::stub;
 use anyhow::{Result, bail};
 
 /// A suite: its name and the arguments of `cargo test`.
-const SUITES: [(&str, &[&str]); 7] = [
+const SUITES: [(&str, &[&str]); 8] = [
     ("engram-core", &["-p", "engram-core", "--features", "tokenizers"]),
     ("engram-ple", &["-p", "engram-ple"]),
     ("engram-loader", &["-p", "engram-loader", "--features", "cli"]),
     ("engram-cuda", &["-p", "engram-cuda", "--features", "fault-injection"]),
     ("engram-symm", &["-p", "engram-symm"]),
+    ("engram-symm, cuda", &["-p", "engram-symm", "--features", "cuda", "--lib", "--test", "gpu"]),
     ("xtask", &["-p", "xtask"]),
     ("workspace", &["-p", "engram-tests"]),
 ];

@@ -13,7 +13,7 @@ use crate::process::{cargo, note, output, run as run_command, target};
 use crate::stub;
 
 /// Packages with such tests, and the features that these need.
-const PACKAGES: [(&str, &str); 1] = [("engram-cuda", "fault-injection")];
+const PACKAGES: [(&str, &str); 2] = [("engram-cuda", "fault-injection"), ("engram-symm", "cuda")];
 
 /// A test in Python that drives the crate from PyTorch, through a library built for it.
 const TORCH: &str = include_str!("../../tests/torch/with_torch.py");

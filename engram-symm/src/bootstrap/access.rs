@@ -57,6 +57,8 @@ pub enum Refusal {
     NoPath,
     /// The caller does not want it.
     Disabled,
+    /// The process does not see the other device.
+    NotVisible,
     /// The driver failed with this code.
     Driver(i32),
 }
@@ -132,6 +134,7 @@ impl fmt::Display for Refusal {
         match self {
             Self::NoPath => f.write_str("there is no path between them"),
             Self::Disabled => f.write_str("disabled by the caller"),
+            Self::NotVisible => f.write_str("the process does not see that one"),
             Self::Driver(code) => write!(f, "driver error {code}"),
         }
     }

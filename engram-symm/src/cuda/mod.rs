@@ -1,0 +1,20 @@
+//! The backend on GPUs.
+
+mod reach;
+mod segments;
+
+pub use reach::{DeviceReach, peer_access};
+pub use segments::Segments;
+
+use crate::Error;
+
+impl Error {
+    /// What the driver of this rank's GPU refused while `doing` this.
+    pub(crate) fn cuda(rank: usize, doing: impl Into<String>, error: &engram_cuda::Error) -> Self {
+        let code = match error {
+            engram_cuda::Error::Driver(error) => Some(error.code.0),
+            _ => None,
+        };
+        Self::Cuda { rank, doing: doing.into(), code, reason: error.to_string() }
+    }
+}

@@ -1,0 +1,6 @@
+//! Tests that need a CUDA device. They are ignored by default, fail without a device, and are run by `cargo xtask test-gpu`.
+
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
+
+mod ranks;
+mod segments;

@@ -1,0 +1,93 @@
+//! Groups of processes. A test starts itself again, once a rank.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use engram_cuda::Device;
+use engram_symm::{Group, Launch, Rendezvous};
+
+/// Tells a process that it is a rank: `RANK of WORLD in RUN`.
+const RANK: &str = "ENGRAM_SYMM_TEST_RANK";
+
+/// How a rank ends that has done its part: not as a test that found nothing to do.
+pub(crate) const DONE: i32 = 40;
+
+/// How long the ranks of a test may take: several on one GPU take turns.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Which device each rank has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spread {
+    /// All the first one.
+    One,
+    /// Each its own.
+    Each,
+}
+
+impl Spread {
+    /// Those that this machine has devices for.
+    pub(crate) fn all(world: usize) -> Vec<Self> {
+        let devices = usize::try_from(Device::count().expect("these tests need a CUDA device")).unwrap();
+        if world > 1 && devices >= world { vec![Self::One, Self::Each] } else { vec![Self::One] }
+    }
+
+    fn device(self, rank: usize) -> Device {
+        let ordinal = if self == Self::One { 0 } else { rank };
+        Device::new(u32::try_from(ordinal).unwrap()).expect("these tests need a CUDA device")
+    }
+}
+
+/// Runs `case` as every rank of a group of processes; all ranks have to come to its end. The test is called `name`, and starts one group at a
+/// time, of which `run` says what it is.
+pub(crate) fn run(name: &str, world: usize, spread: Spread, run: &str, case: impl FnOnce(Group, Device)) {
+    let run = format!("{run}-{spread:?}");
+    if let Ok(own) = std::env::var(RANK) {
+        let mut words = own.splitn(3, ' ');
+        let (rank, of, job) = (words.next().unwrap(), words.next().unwrap(), words.next().unwrap());
+        if of == world.to_string() && job.starts_with(&format!("{run} ")) {
+            let rank = rank.parse().unwrap();
+            let launch = Launch { rank, world, local_rank: rank, run: job.to_owned() };
+            let device = spread.device(rank);
+            let group = Rendezvous::new(launch, name).timeout(Duration::from_secs(120)).join().unwrap();
+            case(group, device);
+            std::process::exit(DONE)
+        }
+        // Another group of this test.
+        return;
+    }
+    let start = |rank| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([name, "--exact", "--nocapture", "--include-ignored"]);
+        command.env(RANK, format!("{rank} {world} {run} {}", std::process::id())).spawn().unwrap()
+    };
+    for (rank, code) in Ranks((0..world).map(start).collect()).wait(&run).into_iter().enumerate() {
+        assert_eq!(code, Some(DONE), "{name}, {run}: rank {rank} of {world}");
+    }
+}
+
+/// Processes that end with the test.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    /// Their exit codes.
+    fn wait(mut self, what: &str) -> Vec<Option<i32>> {
+        let start = Instant::now();
+        loop {
+            let ended: Option<Vec<_>> = self.0.iter_mut().map(|child| child.try_wait().unwrap()).collect();
+            if let Some(ended) = ended {
+                return ended.into_iter().map(|status| status.code()).collect();
+            }
+            assert!(start.elapsed() < LIMIT, "{what} hangs");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}

@@ -65,7 +65,7 @@ impl Kernels {
         param: &P,
     ) -> Result<(), DriverError> {
         let function = self.functions.iter().find(|(entry, _)| *entry == name);
-        let &(_, function) = function.expect("every entry that is launched is embedded");
+        let &(_, function) = function.expect("the text has an entry of this name");
         let mut params = [(&raw const *param).cast_mut().cast::<c_void>()];
         // SAFETY: one parameter of the right type, by the caller's promise; the driver copies it during the call.
         unsafe { driver::launch(name, function, grid, block, stream, &mut params) }

@@ -1,6 +1,7 @@
 //! Groups of processes. A test starts itself again, once a rank.
 
-use std::process::{Child, Command};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use engram_cuda::Device;
@@ -10,7 +11,7 @@ use engram_symm::{Group, Launch, Rendezvous};
 const RANK: &str = "ENGRAM_SYMM_TEST_RANK";
 
 /// How a rank ends that has done its part: not as a test that found nothing to do.
-pub(crate) const DONE: i32 = 40;
+const DONE: i32 = 40;
 
 /// How long the ranks of a test may take: several on one GPU take turns.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -40,6 +41,18 @@ impl Spread {
 /// Runs `case` as every rank of a group of processes; all ranks have to come to its end. The test is called `name`, and starts one group at a
 /// time, of which `run` says what it is.
 pub(crate) fn run(name: &str, world: usize, spread: Spread, run: &str, case: impl FnOnce(Group, Device)) {
+    run_with_victim(name, world, spread, run, None, case);
+}
+
+/// As [`run`], but `victim` has to [`die`].
+pub(crate) fn run_with_victim(
+    name: &str,
+    world: usize,
+    spread: Spread,
+    run: &str,
+    victim: Option<usize>,
+    case: impl FnOnce(Group, Device),
+) {
     let run = format!("{run}-{spread:?}");
     if let Ok(own) = std::env::var(RANK) {
         let mut words = own.splitn(3, ' ');
@@ -60,22 +73,29 @@ pub(crate) fn run(name: &str, world: usize, spread: Spread, run: &str, case: imp
         command.args([name, "--exact", "--nocapture", "--include-ignored"]);
         command.env(RANK, format!("{rank} {world} {run} {}", std::process::id())).spawn().unwrap()
     };
-    for (rank, code) in Ranks((0..world).map(start).collect()).wait(&run).into_iter().enumerate() {
-        assert_eq!(code, Some(DONE), "{name}, {run}: rank {rank} of {world}");
+    for (rank, status) in Ranks((0..world).map(start).collect()).wait(&run).into_iter().enumerate() {
+        let well = if Some(rank) == victim { status.signal() == Some(9) } else { status.code() == Some(DONE) };
+        assert!(well, "{name}, {run}: rank {rank} of {world}: {status}");
     }
+}
+
+/// Ends this process, which can do nothing about it.
+pub(crate) fn die() -> ! {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    unreachable!("nobody survives that")
 }
 
 /// Processes that end with the test.
 struct Ranks(Vec<Child>);
 
 impl Ranks {
-    /// Their exit codes.
-    fn wait(mut self, what: &str) -> Vec<Option<i32>> {
+    /// How they ended.
+    fn wait(mut self, what: &str) -> Vec<ExitStatus> {
         let start = Instant::now();
         loop {
             let ended: Option<Vec<_>> = self.0.iter_mut().map(|child| child.try_wait().unwrap()).collect();
             if let Some(ended) = ended {
-                return ended.into_iter().map(|status| status.code()).collect();
+                return ended;
             }
             assert!(start.elapsed() < LIMIT, "{what} hangs");
             std::thread::sleep(Duration::from_millis(5));

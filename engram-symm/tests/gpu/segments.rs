@@ -8,7 +8,7 @@ use engram_symm::access::{Handle, PeerAccess, Reason, Refusal};
 use engram_symm::cuda::{Segments, peer_access};
 use engram_symm::{Error, Group, OsError, Step};
 
-use crate::ranks::{DONE, Spread, run};
+use crate::ranks::{Spread, die, run, run_with_victim};
 
 const SIGNALS: usize = 5000;
 const DATA: usize = (8 << 20) + 100;
@@ -254,8 +254,13 @@ fn what_the_driver_refuses_one_rank_is_told_to_all() {
 fn refuse(mut group: Group, device: Device) {
     let access = peer_access(&mut group, &device).unwrap();
     let outcome = Segments::allocate(&mut group, &device, access, SIGNALS, 1 << 40, FILL);
-    let Err(Error::Cuda { rank: 0, code: Some(2), doing, .. }) = &outcome else { panic!("{outcome:?}") };
-    assert!(doing.contains("creating the segment"), "{doing}");
+    match (access, &outcome) {
+        (PeerAccess::Direct(_), Err(Error::Cuda { rank: 0, code: Some(2), doing, .. })) => {
+            assert!(doing.contains("creating the segment"), "{doing}");
+        }
+        (PeerAccess::Host(_), Err(Error::Memory { rank: 0, step: Step::Room, .. })) => {}
+        _ => panic!("{access}: {outcome:?}"),
+    }
     let all = group.all_gather(format!("{outcome:?}").as_bytes()).unwrap();
     assert_eq!(all[0], all[1]);
     let bytes = DATA + group.rank();
@@ -270,7 +275,7 @@ fn refuse(mut group: Group, device: Device) {
 #[ignore = "needs a CUDA device"]
 fn memory_outlives_the_rank_that_had_it() {
     for spread in Spread::all(2) {
-        run("segments::memory_outlives_the_rank_that_had_it", 2, spread, "leave", leave);
+        run_with_victim("segments::memory_outlives_the_rank_that_had_it", 2, spread, "leave", Some(1), leave);
     }
 }
 
@@ -283,8 +288,8 @@ fn leave(mut group: Group, device: Device) {
         check_sharing(&mut group, &device, segments, 1);
     }
     if group.rank() == 1 {
-        // Without a word, and with all of it mapped.
-        std::process::exit(DONE);
+        // With all of it mapped.
+        die();
     }
     let error = group.barrier().unwrap_err();
     assert!(matches!(error, Error::Lost { rank: 1, .. }), "{error}");
@@ -295,6 +300,35 @@ fn leave(mut group: Group, device: Device) {
     }
     drop(all);
     device.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_dies_while_it_allocates_is_named_and_leaves_nothing() {
+    const NAME: &str = "segments::a_rank_that_dies_while_it_allocates_is_named_and_leaves_nothing";
+    for step in [Step::Fill, Step::Export, Step::Share, Step::MapPeers] {
+        run_with_victim(NAME, 2, Spread::One, &format!("{step:?}"), Some(1), |group, device| {
+            survive(group, &device, step)
+        });
+    }
+}
+
+fn survive(mut group: Group, device: &Device, step: Step) {
+    let access = peer_access(&mut group, device).unwrap();
+    drop(allocate(&mut group, device, access).unwrap());
+    group.barrier().unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    if group.rank() == 1 {
+        group.set_probe(move |at| if at == step { die() } else { Ok(()) });
+    }
+    let error = allocate(&mut group, device, access).unwrap_err();
+    assert!(matches!(error, Error::Lost { rank: 1, .. }), "{error}");
+    // The group has failed, and its one connection is closed.
+    assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), open - 1);
+    assert_eq!(allocate(&mut group, device, access).unwrap_err(), error);
+    // The device works on, alone.
+    let segments = allocate(&mut Group::alone(), device, access).unwrap();
+    check_sharing(&mut Group::alone(), device, &segments, 1);
 }
 
 #[test]

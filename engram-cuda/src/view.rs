@@ -102,7 +102,9 @@ impl<'a> Ids<'a> {
         &self.shape
     }
 
-    pub(crate) fn address(&self) -> u64 {
+    /// Address of the first token's first id, of layer 0.
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.address
     }
 

@@ -24,13 +24,23 @@ const OPTIONS: [&str; 1] = ["--std=c++17"];
 /// What is compiled in a folder: a source, and the virtual architectures that its PTX is committed for.
 struct Folder {
     path: &'static str,
+    /// Headers that it takes from other folders, relative to its own.
+    headers: &'static [&'static str],
     sources: &'static [(&'static str, &'static [u32])],
 }
 
-const FOLDERS: [Folder; 1] = [Folder {
-    path: "engram-cuda/kernels",
-    sources: &[("hash", &[80]), ("rows", &[80]), ("floats", &[80, 90]), ("stage", &[80])],
-}];
+const FOLDERS: [Folder; 2] = [
+    Folder {
+        path: "engram-cuda/kernels",
+        headers: &[],
+        sources: &[("hash", &[80]), ("rows", &[80]), ("floats", &[80, 90]), ("stage", &[80])],
+    },
+    Folder {
+        path: "engram-symm/kernels",
+        headers: &["../../engram-cuda/kernels/common.cuh", "../../engram-cuda/kernels/e4m3.cuh"],
+        sources: &[("barrier", &[80, 90]), ("push", &[80, 90])],
+    },
+];
 
 /// Machine code is made for these, and thrown away: only then does NVRTC assemble, so inline PTX that a target lacks would
 /// otherwise pass unnoticed.
@@ -44,7 +54,7 @@ pub(crate) fn run(check: bool) -> Result<()> {
     let mut stale = Vec::new();
     for folder in FOLDERS {
         let home = Path::new(folder.path);
-        let headers = headers(home)?;
+        let headers = headers(home, &folder)?;
         for (name, architectures) in folder.sources {
             let source = read(&home.join(format!("{name}.cu")))?;
             for real in REAL {
@@ -65,9 +75,9 @@ pub(crate) fn run(check: bool) -> Result<()> {
             }
         }
         if check {
-            verify(home)?;
+            verify(home, &folder)?;
         } else {
-            std::fs::write(home.join(SUMS), sums(home)?)?;
+            std::fs::write(home.join(SUMS), sums(home, &folder)?)?;
         }
     }
     match (stale.is_empty(), check) {
@@ -102,8 +112,9 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn headers(home: &Path) -> Result<Vec<Source>> {
-    files(home)?.iter().filter(|name| name.ends_with(".cuh")).map(|name| read(&home.join(name))).collect()
+fn headers(home: &Path, folder: &Folder) -> Result<Vec<Source>> {
+    let own = files(home)?.into_iter().filter(|name| name.ends_with(".cuh"));
+    own.chain(folder.headers.iter().map(ToString::to_string)).map(|name| read(&home.join(name))).collect()
 }
 
 fn files(home: &Path) -> Result<BTreeSet<String>> {
@@ -114,19 +125,20 @@ fn files(home: &Path) -> Result<BTreeSet<String>> {
 /// SHA-256 of every source and every output, as `sha256sum --check` reads it.
 const SUMS: &str = "SHA256SUMS";
 
-fn sums(home: &Path) -> Result<String> {
+fn sums(home: &Path, folder: &Folder) -> Result<String> {
     let mut sums = format!("# {PACKAGE} {}\n", OPTIONS.join(" "));
-    for name in files(home)?.iter().filter(|name| *name != SUMS) {
-        let digest = Sha256::digest(std::fs::read(home.join(name))?);
+    let own = files(home)?.into_iter().filter(|name| name != SUMS);
+    for name in own.chain(folder.headers.iter().map(ToString::to_string)) {
+        let digest = Sha256::digest(std::fs::read(home.join(&name))?);
         writeln!(sums, "{digest:x}  {name}")?;
     }
     Ok(sums)
 }
 
 /// Fails where a source or an output changed since the outputs were made, or came or went.
-fn verify(home: &Path) -> Result<()> {
+fn verify(home: &Path, folder: &Folder) -> Result<()> {
     let path = home.join(SUMS);
-    let (committed, found) = (std::fs::read_to_string(&path).unwrap_or_default(), sums(home)?);
+    let (committed, found) = (std::fs::read_to_string(&path).unwrap_or_default(), sums(home, folder)?);
     if committed != found {
         bail!("{} does not fit the files beside it, run `cargo xtask kernels`; it should be\n{found}", path.display());
     }
@@ -144,7 +156,7 @@ mod tests {
     #[test]
     fn committed_ptx_belongs_to_the_committed_sources() {
         for folder in FOLDERS {
-            verify(&home(&folder)).unwrap();
+            verify(&home(&folder), &folder).unwrap();
         }
     }
 
@@ -193,9 +205,9 @@ mod tests {
         for name in files(&home(&FOLDERS[0])).unwrap() {
             std::fs::copy(home(&FOLDERS[0]).join(&name), copy.join(&name)).unwrap();
         }
-        verify(&copy).unwrap();
+        verify(&copy, &FOLDERS[0]).unwrap();
         std::fs::write(copy.join("hash.cu"), "// nothing left\n").unwrap();
-        assert!(verify(&copy).unwrap_err().to_string().contains("hash.cu"));
+        assert!(verify(&copy, &FOLDERS[0]).unwrap_err().to_string().contains("hash.cu"));
         std::fs::remove_dir_all(&copy).unwrap();
     }
 }

@@ -1,8 +1,14 @@
 //! The backend on GPUs.
 
+mod choose;
+mod exchange;
+mod kernels;
+mod layout;
 mod reach;
 mod segments;
 
+pub use choose::{Choice, Measured};
+pub use exchange::{Exchange, Options, Push, Rows};
 pub use reach::{DeviceReach, peer_access};
 pub use segments::Segments;
 

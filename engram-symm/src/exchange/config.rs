@@ -117,7 +117,7 @@ impl Config {
     }
 
     /// A digest of all that ranks must have alike.
-    pub(super) fn digest(&self) -> u128 {
+    pub(crate) fn digest(&self) -> u128 {
         let Self { columns, layers, capacity, output, tables, deadline: _ } = self;
         let mut text = format!("{columns} {capacity} {output:?} {tables}");
         for Layer { format, ownership } in layers {
@@ -128,7 +128,7 @@ impl Config {
     }
 
     /// What is the same in all layers, once it is known to be.
-    pub(super) fn check(&self, world: usize) -> Result<()> {
+    pub(crate) fn check(&self, world: usize) -> Result<()> {
         if self.columns == 0 {
             return Err(invalid("columns", &0, "at least 1"));
         }
@@ -171,6 +171,6 @@ impl Config {
 }
 
 /// Refuses an argument.
-pub(super) fn invalid(what: &str, found: &dyn std::fmt::Display, expected: &str) -> Error {
+pub(crate) fn invalid(what: &str, found: &dyn std::fmt::Display, expected: &str) -> Error {
     Error::Invalid { what: what.to_owned(), found: found.to_string(), expected: expected.to_owned() }
 }

@@ -14,7 +14,7 @@ pub use config::{Algorithm, Config, Layer, Output, Part};
 pub use ids::Ids;
 pub use output::Rows;
 
-use config::invalid;
+pub(crate) use config::invalid;
 use output::Buffers;
 use payload::{HostPayload, Unread};
 use segment::{Segment, Sizes};

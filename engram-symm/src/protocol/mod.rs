@@ -22,7 +22,7 @@
 //! | | 40 | bell | in `p`'s own memory: 1 while `p` sleeps until a signal comes (processes and threads only) |
 //! | | 48 | | not used; kernels that signal by block keep their words there |
 //!
-//! Operations: 1 `Barrier`, 2 `Push`, 3 `Sleep`, 4 `Wake`, 5 `Close`. Kinds: 1 deadline, 2 mismatch, 3 overlap, 4 failed.
+//! Operations: 1 `Barrier`, 2 `Push`, 3 `Sleep`, 4 `Wake`, 5 `Close`, 6 `Meet`. Kinds: 1 deadline, 2 mismatch, 3 overlap, 4 failed.
 //! Phases: 0 ids, 1 rows. Zeroed memory is that of a group at epoch 0.
 //!
 //! # A step
@@ -88,4 +88,6 @@ pub use machine::{Failure, Payload, Progress, Protocol, Wait};
 pub use mutant::Mutant;
 pub use signals::{Control, LINE, MAX_WORLD, Signals, Word, signal_bytes};
 pub use wait::{Patience, Spins};
+#[cfg(feature = "cuda")]
+pub(crate) use words::Poison;
 pub use words::{Call, Fault, Operation, Phase};

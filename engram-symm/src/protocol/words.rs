@@ -17,18 +17,21 @@ pub enum Operation {
     Wake,
     /// The group ends.
     Close,
+    /// The ranks wait for each other, and do nothing else.
+    Meet,
     /// A code that this version does not know.
     Unknown(u8),
 }
 
 impl Operation {
-    const fn code(self) -> u8 {
+    pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Barrier => 1,
             Self::Push => 2,
             Self::Sleep => 3,
             Self::Wake => 4,
             Self::Close => 5,
+            Self::Meet => 6,
             Self::Unknown(code) => code,
         }
     }
@@ -40,6 +43,7 @@ impl Operation {
             3 => Self::Sleep,
             4 => Self::Wake,
             5 => Self::Close,
+            6 => Self::Meet,
             _ => Self::Unknown(code),
         }
     }
@@ -53,6 +57,7 @@ impl fmt::Display for Operation {
             Self::Sleep => f.write_str("sleep"),
             Self::Wake => f.write_str("wake"),
             Self::Close => f.write_str("close"),
+            Self::Meet => f.write_str("meeting"),
             Self::Unknown(code) => write!(f, "operation {code}"),
         }
     }
@@ -173,10 +178,10 @@ pub enum Fault {
 /// The first word: epoch in the upper 32 bits, culprit in the next 16, phase in the next 8, kind in the lower 8. A kind is
 /// never 0, so that a word of 0 means that nothing is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Poison {
-    pub(super) word: u64,
-    pub(super) ours: u64,
-    pub(super) theirs: u64,
+pub(crate) struct Poison {
+    pub(crate) word: u64,
+    pub(crate) ours: u64,
+    pub(crate) theirs: u64,
 }
 
 impl Poison {
@@ -206,7 +211,7 @@ impl Poison {
     }
 
     /// The fault that `sender` reported, as the rank sees it that calls `call`.
-    pub(super) fn fault(self, sender: usize, call: Call) -> Fault {
+    pub(crate) fn fault(self, sender: usize, call: Call) -> Fault {
         let [kind, phase, rank0, rank1, epoch @ ..] = self.word.to_le_bytes();
         let (rank, epoch) = (u16::from_le_bytes([rank0, rank1]).into(), u32::from_le_bytes(epoch));
         match kind {

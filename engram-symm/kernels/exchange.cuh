@@ -1,0 +1,299 @@
+// What the kernels of an exchange share: the step that they do a part of, waiting for other ranks, and faults.
+//
+// The words that ranks leave in each other's memory are those of the protocol (src/protocol). The control line is a rank's own, and
+// differs from the one that the host keeps: blocks of a kernel come and go, and nobody is there to count them. So a step adds
+// 2^16 to `steps`, in parts: block 0 what the others leave of it, each of the others 1. Whoever starts a step reads how many are
+// complete, without waiting for anybody.
+
+#pragma once
+
+#include "common.cuh"
+
+constexpr u32 THREADS = 512;
+constexpr u32 BLOCKS = 2;            // a multiprocessor: two exchanges at once, or one and a kernel of the model
+constexpr u32 WARPS = THREADS / WARP;
+constexpr u64 STEP = 1 << 16;
+
+constexpr u32 LINE = 128;            // signals: the control line, then a line a rank
+enum Word : u32 { CALL = 0, DONE = 8, POISON = 16, OURS = 24, THEIRS = 32 };
+enum Operation : u32 { BARRIER = 1, PUSH = 2 };
+enum Kind : u32 { DEADLINE = 1, MISMATCH = 2, OVERLAP = 3 };
+enum Phase : u32 { IDS = 0, ROWS = 1 };
+enum State : u64 { AWAKE = 0, ASLEEP = 1, FAILED = 2 };
+enum Form : u32 { COPY, MX, BF16, F16 };
+
+// A rank's own line.
+struct Control {
+    u64 steps;                       // complete ones, times 2^16
+    u64 state;
+    u64 starts;                      // steps that were begun
+    u64 claimer;                     // 1 + the block that recorded the fault
+    u32 arrived;                     // blocks of a kernel of which the last one goes on
+};
+
+// A rank's memory, as this one reaches it.
+struct Peer {
+    u8* signals;
+    u8* data;
+};
+
+// How one layer is shared and scaled.
+struct Layer {
+    u32 rows_a_rank;                 // row ownership: rank r owns the ids from r * rows_a_rank on, that many
+    u32 rows;                        // row ownership: ids below this have an owner
+    float global_scale;              // formats with a scale a table, to 16-bit floats
+    u32 padding;
+};
+
+// Offsets are in bytes from the start of a rank's data. `own` columns are those a rank owns; with row ownership, all.
+struct Exchange {
+    Control* control;
+    const Peer* peers;               // [world]
+    const Table* tables;             // [layers], or null for a rank without tables
+    const Layer* layer_info;         // [layers]
+    const i32* ids;                  // of (token, layer, column): ids[token * token_stride + layer * columns + column]
+    i64 token_stride;
+    u64* report;                     // host: fault, ours, theirs; and 1 where the exchange was found asleep
+    u64 deadline_ns;
+    u8* out;                         // rows of this rank: byte of (token, layer, column) by the strides below
+    u8* out_scales;
+    u64 out_token, out_layer, out_column;
+    u64 scales_layer;                // MX: bytes from a layer's scales to the next one's
+    u64 peer_out, peer_scales;       // offsets of the outputs in data, where they are there
+    u64 shared_ids, shared_rows;     // Barrier: i32 [slot][layers][columns], and rows [requester][slot][layers][own][row_bytes]
+    u64 lines, landing;              // Push by lines: [2][requester][line_tokens][layers][pairs] lines of 16 bytes, and chunks [line_tokens][layers][columns][landing_chunks]
+    u64 pushed_ids, pushed_rows;     // Push by flags: i32 [requester][capacity][layers][own], and chunks [capacity][layers][columns][chunks]
+    u64 flags;                       // Push by flags: in signals, u64 [2][world][flag_blocks], each written by one block of one rank
+    u32 rank, world, layers, columns;
+    u32 heads_a_rank;                // head ownership: rank r owns the columns from r * heads_a_rank on, that many; 0: rows are owned
+    u32 capacity, line_tokens;
+    u32 tokens, slot;
+    u32 operation;
+    u32 form;
+    u32 direct;                      // Push by flags: rows go straight to the output of whoever asked
+    u32 value_bytes, scale_bytes;
+    u32 value_chunks, chunks;        // chunks of a row: 16 bytes of values, then 16 bytes of scales
+    u32 table_unit, out_unit, row_unit;   // bytes that addresses, strides and sizes of tables, outputs, and packed rows are multiples of
+    u32 scale_tiles;                 // MX: tiles of 4 groups side by side
+    u32 landing_chunks;              // Push by lines: chunks that a row has there
+    u32 pairs;                       // Push by lines: lines that a layer's ids take, of the most columns that a rank owns
+    u32 flag_blocks;
+    Divisor by_columns, by_layers, by_chunks, by_pairs;
+};
+static_assert(sizeof(Control) == 40 && sizeof(Peer) == 16 && sizeof(Layer) == 16 && sizeof(Exchange) == 312, "kernels.rs mirrors these structs");
+
+#define KERNEL(name, body) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Exchange x) { body(x); }
+
+// Signals. Scope is the system: other ranks are on other devices.
+__device__ u64 load(const u64* p) {
+    u64 v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ u64 load_acquire(const u64* p) {
+    u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ void store(u64* p, u64 v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ void store_release(u64* p, u64 v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// 16 bytes as one: what is loaded was stored by one store.
+struct alignas(16) Pair {
+    u64 low, high;
+};
+__device__ Pair load(const Pair* p) {
+    Pair v;
+    asm volatile("{.reg .b128 v; ld.relaxed.sys.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}" : "=l"(v.low), "=l"(v.high) : "l"(p) : "memory");
+    return v;
+}
+__device__ void store(Pair* p, Pair v) {
+    asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.sys.global.b128 [%0], v;}" ::"l"(p), "l"(v.low), "l"(v.high) : "memory");
+}
+
+__device__ u64 nanoseconds() {
+    u64 v;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    return v;
+}
+
+// The word of the line that rank `from` writes in the memory of rank `owner`.
+__device__ u64* word(const Exchange& x, u32 owner, u32 from, u32 at) {
+    return reinterpret_cast<u64*>(x.peers[owner].signals + LINE * (1 + from) + at);
+}
+
+// The rank `distance` after this one.
+__device__ u32 after(const Exchange& x, u32 distance) {
+    const u32 rank = x.rank + distance;
+    return rank < x.world ? rank : rank - x.world;
+}
+
+// A step as a thread sees it.
+struct Step {
+    u64 steps;                       // complete before it
+    u64 call;                        // epoch << 32 | operation << 24 | slot
+    u64 since = 0;                   // when this thread began to watch the clock
+    u32 watched = 2;                 // the phase that it does so in
+
+    __device__ u32 epoch() const { return u32(call >> 32); }
+    // How far another call is ahead of this one's.
+    __device__ i32 ahead(u64 other) const { return i32(u32(other >> 32) - epoch()); }
+};
+
+// False where the group sleeps or has failed.
+__device__ bool enter(const Exchange& x, Step& step) {
+    const Pair control = load(reinterpret_cast<const Pair*>(x.control));
+    step.steps = control.low;
+    step.call = u64(u32((control.low >> 16) + 1)) << 32 | x.operation << 24 | x.slot;
+    if (control.high == ASLEEP && blockIdx.x + threadIdx.x == 0) store(x.report + 3, 1);
+    return control.high == AWAKE;
+}
+
+// Records a fault as this rank's, unless there is one, and tells it to the other ranks.
+__device__ __noinline__ void fail(const Exchange& x, u64 fault, u64 ours, u64 theirs, bool tell) {
+    if (atomicCAS(&x.control->state, u64(AWAKE), u64(FAILED)) != AWAKE) return;
+    x.control->claimer = 1 + blockIdx.x;
+    for (u32 distance = 0; distance < (tell ? x.world : 1); ++distance) {
+        const u32 owner = after(x, distance);
+        store(word(x, owner, x.rank, OURS), ours);
+        store(word(x, owner, x.rank, THEIRS), theirs);
+        store_release(word(x, owner, x.rank, POISON), fault);
+    }
+    store(x.report + 1, ours);
+    store(x.report + 2, theirs);
+    store_release(x.report, fault);
+}
+
+__device__ u64 fault_of(u32 epoch, u32 culprit, u32 phase, u32 kind) { return u64(epoch) << 32 | culprit << 16 | phase << 8 | kind; }
+
+__device__ __noinline__ void mismatch(const Exchange& x, const Step& step, u32 peer, u64 theirs) {
+    fail(x, fault_of(step.epoch(), peer, 0, MISMATCH), step.call, theirs, true);
+}
+
+// Takes over what `peer` reports, if anything, as far as it concerns this step: who calls the next step has done its part of this one.
+__device__ bool learn(const Exchange& x, const Step& step, u32 peer) {
+    const u64 fault = load_acquire(word(x, x.rank, peer, POISON));
+    if (fault == 0) return false;
+    u64 ours = load(word(x, x.rank, peer, OURS)), theirs = load(word(x, x.rank, peer, THEIRS));
+    if ((fault & 0xff) != MISMATCH) return fail(x, fault, ours, theirs, false), true;
+    // The two calls differ, so that at least one is not this rank's: its rank is who disagrees.
+    u32 culprit = u32(fault >> 16) & 0xffff;
+    if (theirs == step.call) culprit = peer, theirs = ours;
+    if (step.ahead(theirs) == 1) return false;
+    fail(x, fault_of(step.epoch(), culprit, 0, MISMATCH), step.call, theirs, false);
+    return true;
+}
+
+// Who keeps the group from going on: `owing`, or whoever that rank waits for itself. Reads other ranks' memory.
+__device__ u64 blame(const Exchange& x, const Step& step, u32 owing, u32 phase) {
+    u32 epoch = step.epoch();
+    for (u32 distance = x.world - 1; distance > 0; --distance) {
+        const u32 peer = after(x, distance);
+        if (step.ahead(load(word(x, x.rank, peer, CALL))) < 0) owing = peer, phase = IDS;
+    }
+    for (u32 hops = 0; hops < x.world && (phase == IDS || x.operation == BARRIER); ++hops) {
+        const u32 stuck_in = phase == IDS ? epoch - 1 : epoch;
+        u32 next = x.world;
+        for (u32 other = 0; other < x.world && next == x.world; ++other)
+            if (other != owing && other != x.rank && i32(u32(load_acquire(word(x, owing, other, CALL)) >> 32) - stuck_in) < 0) next = other;
+        if (next == x.world) break;
+        owing = next, phase = IDS, epoch = stuck_in;
+    }
+    return fault_of(epoch, owing, phase, DEADLINE);
+}
+
+// A rank whose call is missing may itself be held up by another one, and then says so before long.
+constexpr u64 GRACE_NS = 50'000'000;
+
+// Whether to give up waiting for `owing`: because the group has failed, because a rank calls another thing, or because of the time.
+__device__ __noinline__ bool given_up(const Exchange& x, Step& step, u32 owing, u32 phase) {
+    if (load(&x.control->state) != AWAKE) return true;
+    for (u32 distance = 1; distance < x.world; ++distance) {
+        const u32 peer = after(x, distance);
+        if (learn(x, step, peer)) return true;
+        const u64 theirs = load(word(x, x.rank, peer, CALL));
+        const i32 ahead = step.ahead(theirs);
+        // One ahead has completed this step; one behind has yet to come.
+        if ((ahead == 0 && theirs != step.call) || ahead < -1 || ahead > 1) return mismatch(x, step, peer, theirs), true;
+    }
+    const u64 now = nanoseconds();
+    if (step.watched != phase) step.watched = phase, step.since = now;
+    const u64 grace = phase == IDS && x.world > 2 ? GRACE_NS : 0;
+    if (now - step.since < x.deadline_ns + grace) return false;
+    fail(x, blame(x, step, owing, phase), 0, 0, true);
+    return true;
+}
+
+// Polls until `ready()`; false when the group fails before.
+template <typename Ready>
+__device__ bool wait(const Exchange& x, Step& step, u32 owing, u32 phase, Ready ready) {
+    for (u32 polls = 1; !ready(); ++polls)
+        if (polls % 32 == 0 && given_up(x, step, owing, phase)) return false;
+    return true;
+}
+
+// Waits for a word that another rank leaves in this one's memory, and for all that it wrote before.
+__device__ bool wait_for(const Exchange& x, Step& step, u32 owing, u32 phase, const u64* at) {
+    return wait(x, step, owing, phase, [&] { return load_acquire(at) == step.call; });
+}
+
+// Waits until `peer` has made the same call.
+__device__ bool called(const Exchange& x, Step& step, u32 peer) {
+    u64 theirs;
+    const bool came = wait(x, step, peer, IDS, [&] { return step.ahead(theirs = load_acquire(word(x, x.rank, peer, CALL))) >= 0; });
+    if (!came || theirs == step.call || step.ahead(theirs) == 1) return came;
+    mismatch(x, step, peer, theirs);
+    return false;
+}
+
+// Block 0, first thread, once a step: two at a time are an error, since they would take each other's signals for their own.
+__device__ bool begin(const Exchange& x, const Step& step) {
+    const u64 complete = step.steps >> 16;
+    if (atomicAdd(&x.control->starts, u64(1)) == complete) return true;
+    fail(x, fault_of(step.epoch(), x.rank, 0, OVERLAP), 0, 0, true);
+    return false;
+}
+
+// Whether this thread speaks to a rank, one thread a rank.
+__device__ bool speaks(const Exchange& x) { return threadIdx.x < x.world && threadIdx.x != x.rank; }
+
+// The last of a kernel's blocks gets true, once the others have done what comes before this.
+__device__ bool last_block(const Exchange& x) {
+    __shared__ u32 before;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        before = atomicAdd(&x.control->arrived, 1u);
+        if (before == gridDim.x - 1) x.control->arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return before == gridDim.x - 1;
+}
+
+// What block 0 adds to `steps` is what the others leave of a step.
+__device__ u64 own_part() { return blockIdx.x == 0 ? STEP - (gridDim.x - 1) : 1; }
+
+// Whether all blocks but this one have left; waits for them a second at most.
+__device__ void wait_for_blocks(const Exchange& x, const Step& step) {
+    const u64 start = nanoseconds();
+    while (load(&x.control->steps) - step.steps < STEP - own_part() && nanoseconds() - start < 1'000'000'000) {}
+}
+
+// The end of a step's last kernel. Where it failed, the block that recorded the fault calls `clear` when no other block writes any more.
+template <typename Clear>
+__device__ void leave(const Exchange& x, const Step& step, bool ok, Clear clear) {
+    if (!__syncthreads_and(ok)) {
+        const bool claimed = load(&x.control->claimer) == 1 + blockIdx.x;
+        if (claimed) {
+            if (threadIdx.x == 0) wait_for_blocks(x, step);
+            __syncthreads();
+            clear();
+        }
+    }
+    if (threadIdx.x == 0) atomicAdd(&x.control->steps, own_part());
+}

@@ -1,0 +1,185 @@
+//! The kernels, and the parameter that all of them take.
+//!
+//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's.
+//!
+//! | module | entry | does | grid |
+//! |---|---|---|---|
+//! | [`BARRIER`] | `barrier_meet` | a step without rows | 1 |
+//! | | `barrier_announce` | ids, first barrier | any |
+//! | | `barrier_serve` | own rows for all ranks, own part of the second barrier | any |
+//! | | `barrier_pull` | second barrier, rows of all owners into the output | any |
+//! | | `barrier_settle` | second barrier alone | 1 |
+//! | [`PUSH`] | `push_lines_unmarked`, `push_lines_marked` | a whole step; rows of tables that may have NaN are marked | alike on all ranks |
+//! | | `push_by_flags` | a whole step | alike on all ranks, up to [`Exchange::flag_blocks`] |
+
+use engram_cuda::kernels::{Divisor, Ptx};
+
+macro_rules! ptx {
+    ($file:literal) => {
+        concat!(include_str!(concat!("../../kernels/", $file)), "\0")
+    };
+}
+
+/// The exchange with two barriers.
+pub(super) const BARRIER: Ptx = Ptx::new(
+    &["barrier_meet", "barrier_announce", "barrier_serve", "barrier_pull", "barrier_settle"],
+    ptx!("barrier.compute_80.ptx"),
+    Some(ptx!("barrier.compute_90.ptx")),
+);
+
+/// The exchanges without one.
+pub(super) const PUSH: Ptx = Ptx::new(
+    &["push_lines_unmarked", "push_lines_marked", "push_by_flags"],
+    ptx!("push.compute_80.ptx"),
+    Some(ptx!("push.compute_90.ptx")),
+);
+
+/// Threads a block of all kernels.
+pub(super) const THREADS: u32 = 512;
+
+/// Warps of a block.
+pub(super) const WARPS: u32 = THREADS / 32;
+
+/// What a step adds to [`Control::steps`].
+pub(super) const STEP: u64 = 1 << 16;
+
+/// Bytes that rows are moved in.
+pub(super) const CHUNK: usize = 16;
+
+/// The control line: a rank's own words, at the start of its signals.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Control {
+    /// Complete steps, times [`STEP`].
+    pub(super) steps: u64,
+    /// 0, [`ASLEEP`], or 2 when the group has failed.
+    pub(super) state: u64,
+    /// Steps that were begun.
+    pub(super) starts: u64,
+    /// 1 + the block that recorded the fault.
+    pub(super) claimer: u64,
+    /// Blocks of a kernel that have come to the point where the last one goes on.
+    pub(super) arrived: u32,
+    pub(super) padding: u32,
+}
+
+/// [`Control::state`] of a group that sleeps.
+pub(super) const ASLEEP: u64 = 1;
+
+/// Addresses of a rank's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    pub(super) signals: u64,
+    pub(super) data: u64,
+}
+
+/// How one layer is owned and scaled.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layer {
+    /// Row ownership: rows that a full rank owns.
+    pub(super) rows_a_rank: u32,
+    /// Row ownership: rows in all.
+    pub(super) rows: u32,
+    /// The table's scale, where it has one.
+    pub(super) global_scale: f32,
+    pub(super) padding: u32,
+}
+
+/// What becomes of rows.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Bytes as they are.
+    Copy = 0,
+    /// Values as they are, scales in tiles.
+    Mx = 1,
+    /// Decoded.
+    Bf16 = 2,
+    /// Decoded.
+    F16 = 3,
+}
+
+/// The parameter of every kernel. Offsets are in bytes, from the start of a rank's data; "own" columns are those a rank owns.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exchange {
+    /// [`Control`] of this rank.
+    pub(super) control: u64,
+    /// [`Peer`] `[world]`.
+    pub(super) peers: u64,
+    /// [`engram_cuda::kernels::Table`] `[layers]`; null for a rank without tables.
+    pub(super) tables: u64,
+    /// [`Layer`] `[layers]`.
+    pub(super) layer_info: u64,
+    /// The id of (token, layer, column) is `ids[token * token_stride + layer * columns + column]`; i32.
+    pub(super) ids: u64,
+    pub(super) token_stride: i64,
+    /// u64 `[4]` of the host's: the fault and its two calls, and 1 where a step found the group asleep.
+    pub(super) report: u64,
+    pub(super) deadline_ns: u64,
+    /// This rank's rows: byte of (token, layer, column) by the strides that follow.
+    pub(super) out: u64,
+    pub(super) out_scales: u64,
+    pub(super) out_token: u64,
+    pub(super) out_layer: u64,
+    pub(super) out_column: u64,
+    /// MX: bytes from a layer's scales to the next one's.
+    pub(super) scales_layer: u64,
+    /// Offsets of the outputs, with `direct`.
+    pub(super) peer_out: u64,
+    pub(super) peer_scales: u64,
+    /// Offsets of i32 `[slot][layers][columns]` and `[requester][slot][layers][own][row_bytes]`.
+    pub(super) shared_ids: u64,
+    pub(super) shared_rows: u64,
+    /// Offsets of lines `[2][requester][line_tokens][layers][pairs]` and chunks `[line_tokens][layers][columns][landing_chunks]`.
+    pub(super) lines: u64,
+    pub(super) landing: u64,
+    /// Offsets of i32 `[requester][capacity][layers][own]` and chunks `[capacity][layers][columns][chunks]`.
+    pub(super) pushed_ids: u64,
+    pub(super) pushed_rows: u64,
+    /// Offset in the signals of u64 `[2][world][flag_blocks]`.
+    pub(super) flags: u64,
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) layers: u32,
+    pub(super) columns: u32,
+    /// Columns that a full rank owns; 0 where rows are owned.
+    pub(super) heads_a_rank: u32,
+    pub(super) capacity: u32,
+    pub(super) line_tokens: u32,
+    pub(super) tokens: u32,
+    pub(super) slot: u32,
+    /// The code that travels in the call.
+    pub(super) operation: u32,
+    pub(super) form: Form,
+    /// Flags: rows go straight into the requester's output.
+    pub(super) direct: u32,
+    pub(super) value_bytes: u32,
+    pub(super) scale_bytes: u32,
+    /// Chunks of a row's values, and of all of it.
+    pub(super) value_chunks: u32,
+    pub(super) chunks: u32,
+    /// Powers of two that divide all addresses, strides and sizes of tables, outputs and packed rows; 16 at most.
+    pub(super) table_unit: u32,
+    pub(super) out_unit: u32,
+    pub(super) row_unit: u32,
+    /// MX: tiles of 4 groups side by side.
+    pub(super) scale_tiles: u32,
+    pub(super) landing_chunks: u32,
+    /// Lines of a layer's ids, for the most columns that a rank owns.
+    pub(super) pairs: u32,
+    pub(super) flag_blocks: u32,
+    pub(super) by_columns: Divisor,
+    pub(super) by_layers: Divisor,
+    pub(super) by_chunks: Divisor,
+    pub(super) by_pairs: Divisor,
+}
+
+const _: () = {
+    assert!(size_of::<Control>() == 40);
+    assert!(size_of::<Peer>() == 16);
+    assert!(size_of::<Layer>() == 16);
+    assert!(size_of::<Exchange>() == 312);
+};

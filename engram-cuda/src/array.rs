@@ -20,7 +20,7 @@ pub struct TableArray {
 }
 
 impl TableArray {
-    /// An array of these tables, which kernels read; of none, if a rank owns nothing.
+    /// An array of these tables, which kernels read; of none, if a rank owns nothing. They may differ in a scale that is a whole table's.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a table that kernels cannot, or do not always, read; [`Error::WrongDevice`] and [`Error::FormatMismatch`] for tables that
@@ -35,17 +35,25 @@ impl TableArray {
             );
             return Err(Error::Invalid { what: "the tables", why });
         }
-        Self::of(device, tables)
+        Self::alike(device, tables)
     }
 
-    /// An array of tables in any placement; kernels find no rows in those that only threads read.
+    /// An array of tables of one format, in any placement; kernels find no rows in those that only threads read.
     pub(crate) fn of(device: &Device, handles: &[Table]) -> Result<Self, Error> {
+        if let Some(other) = handles.iter().find(|table| table.format() != handles[0].format()) {
+            return Err(format_mismatch("a table of another layer", other.format(), handles[0].format()));
+        }
+        Self::alike(device, handles)
+    }
+
+    fn alike(device: &Device, handles: &[Table]) -> Result<Self, Error> {
+        let rows = |table: &Table| (table.format().kind(), table.format().width());
         for table in handles {
             if table.device() != device {
                 let found = format!("device {}", table.device().ordinal());
                 return Err(Error::WrongDevice { what: "a table", found, expected: device.ordinal() });
             }
-            if table.format() != handles[0].format() {
+            if rows(table) != rows(&handles[0]) {
                 return Err(format_mismatch("a table of another layer", table.format(), handles[0].format()));
             }
             if table.is_asleep() {

@@ -6,6 +6,7 @@
     reason = "a test fails by panicking; a rank speaks through a pipe"
 )]
 
+mod host;
 mod suite;
 
 use std::io::{BufRead, BufReader};
@@ -16,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use engram_symm::protocol::Fault;
 use engram_symm::{Algorithm, Error, Group, Launch, Rendezvous};
+use host::{Host, hooked};
 use suite::cases::random_exchanges;
-use suite::host::{Host, hooked};
 use suite::model::{Shape, Tables};
 use suite::{Exchanger, fault};
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod host;
 mod suite;
 
 use std::convert::Infallible;
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use engram_symm::protocol::{Call, Failure, Fault, Operation, Payload, Phase, Progress, Protocol, signal_bytes};
 use engram_symm::{Algorithm, Error, Exchange, Group, HostMemory};
+use host::Host;
 use suite::cases::random_exchanges;
-use suite::host::Host;
 use suite::model::{Shape, Tables};
 
 /// Runs `case` as every rank of a group.

@@ -81,7 +81,10 @@ impl<'a> Ids<'a> {
     }
 
     /// The ids of one token, `[layers][columns]`.
-    pub(super) fn token(&self, token: usize) -> &'a [i32] {
+    ///
+    /// # Panics
+    /// When there are fewer tokens.
+    pub fn token(&self, token: usize) -> &'a [i32] {
         assert!(token < self.tokens, "token {token} of {}", self.tokens);
         &self.ids[self.base + token * self.token_stride..][..self.layers * self.columns]
     }

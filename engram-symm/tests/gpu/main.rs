@@ -2,5 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
+mod backend;
+mod exchange;
 mod ranks;
 mod segments;
+#[path = "../suite/mod.rs"]
+mod suite;

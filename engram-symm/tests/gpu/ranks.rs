@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use engram_cuda::Device;
 use engram_symm::{Group, Launch, Rendezvous};
 
+use crate::backend::DEVICE;
+
 /// Tells a process that it is a rank: `RANK of WORLD in RUN`.
 const RANK: &str = "ENGRAM_SYMM_TEST_RANK";
 
@@ -38,8 +40,24 @@ impl Spread {
     }
 }
 
-/// Runs `case` as every rank of a group of processes; all ranks have to come to its end. The test is called `name`, and starts one group at a
-/// time, of which `run` says what it is.
+/// A rank, in its process.
+pub(crate) struct Rank {
+    launch: Launch,
+    pub(crate) device: Device,
+}
+
+impl Rank {
+    /// The group of all ranks that has this name; another one at each call.
+    pub(crate) fn group(&self, name: &str) -> Group {
+        Rendezvous::new(self.launch.clone(), name).timeout(Duration::from_secs(120)).join().unwrap()
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.launch.rank
+    }
+}
+
+/// Runs `case` as every rank of a group of processes, as [`start`] does.
 pub(crate) fn run(name: &str, world: usize, spread: Spread, run: &str, case: impl FnOnce(Group, Device)) {
     run_with_victim(name, world, spread, run, None, case);
 }
@@ -53,6 +71,24 @@ pub(crate) fn run_with_victim(
     victim: Option<usize>,
     case: impl FnOnce(Group, Device),
 ) {
+    start_with_victim(name, world, spread, run, victim, |rank| case(rank.group(name), rank.device.clone()));
+}
+
+/// Runs `case` as every rank of some processes; all ranks have to come to its end. The test is called `name`, and starts one group at a
+/// time, of which `run` says what it is.
+pub(crate) fn start(name: &str, world: usize, spread: Spread, run: &str, case: impl FnOnce(Rank)) {
+    start_with_victim(name, world, spread, run, None, case);
+}
+
+/// As [`start`], but `victim` has to [`die`].
+pub(crate) fn start_with_victim(
+    name: &str,
+    world: usize,
+    spread: Spread,
+    run: &str,
+    victim: Option<usize>,
+    case: impl FnOnce(Rank),
+) {
     let run = format!("{run}-{spread:?}");
     if let Ok(own) = std::env::var(RANK) {
         let mut words = own.splitn(3, ' ');
@@ -61,8 +97,8 @@ pub(crate) fn run_with_victim(
             let rank = rank.parse().unwrap();
             let launch = Launch { rank, world, local_rank: rank, run: job.to_owned() };
             let device = spread.device(rank);
-            let group = Rendezvous::new(launch, name).timeout(Duration::from_secs(120)).join().unwrap();
-            case(group, device);
+            DEVICE.set(device.clone()).unwrap();
+            case(Rank { launch, device });
             std::process::exit(DONE)
         }
         // Another group of this test.

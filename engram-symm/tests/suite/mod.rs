@@ -13,7 +13,6 @@
 )]
 
 pub mod cases;
-pub mod host;
 pub mod model;
 
 use engram_symm::protocol::Fault;
@@ -38,13 +37,16 @@ pub trait Exchanger {
     fn rows(&self) -> Vec<Vec<u8>>;
     fn check(&self) -> Result<(), Fault>;
     fn sleep(&mut self) -> Result<()>;
-    fn wake(&mut self) -> Result<()>;
+    fn wake(&mut self, group: &mut Group) -> Result<()>;
     fn close(self) -> Result<()>;
 }
 
 /// A kind of group.
 pub trait Backend {
     type Exchange: Exchanger;
+
+    /// Whether `check` sees what others have reported before this rank's next call.
+    const SEES_REPORTS: bool = true;
 
     /// An exchange of the whole group that has done `epoch` steps, over memory of its own. Collective.
     fn exchange(group: &mut Group, shape: &Shape, tables: Tables, epoch: u32, pace: Pace) -> Result<Self::Exchange>;

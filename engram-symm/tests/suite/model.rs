@@ -116,7 +116,7 @@ impl Shape {
     }
 
     /// The rows that `rank` owns of a layer.
-    fn owned(&self, layer: usize, rank: usize) -> Range<u64> {
+    pub fn owned(&self, layer: usize, rank: usize) -> Range<u64> {
         match self.ownership(layer) {
             Ownership::Heads(shards) => {
                 let columns = shards.columns_of(rank);

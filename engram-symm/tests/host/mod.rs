@@ -8,8 +8,8 @@ use std::time::Duration;
 use engram_symm::protocol::{Fault, Protocol};
 use engram_symm::{Algorithm, Exchange, Group, HostMemory, Ids, Memory, Output, Result, Rows, segment_bytes};
 
-use super::model::{Random, Shape, Tables};
-use super::{Backend, Exchanger, Pace};
+use crate::suite::model::{Random, Shape, Tables};
+use crate::suite::{Backend, Exchanger, Pace};
 
 /// Memory that calls a hook before every access: to hold the rank up, or to end it.
 pub struct Hooked<H> {
@@ -116,7 +116,7 @@ impl<M: Memory> Exchanger for HostExchange<M> {
         self.exchange.sleep()
     }
 
-    fn wake(&mut self) -> Result<()> {
+    fn wake(&mut self, _: &mut Group) -> Result<()> {
         self.exchange.wake()
     }
 

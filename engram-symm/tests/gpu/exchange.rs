@@ -1,0 +1,100 @@
+//! The suite on GPUs: ranks are processes, on one device and on a device each.
+
+use engram_symm::Group;
+
+use crate::backend::{Chosen, Flags, Gpu, Lines, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way};
+use crate::ranks::{Rank, Spread, start};
+use crate::suite::Backend;
+use crate::suite::cases;
+
+/// Runs cases one after the other, each in a group of its own.
+macro_rules! cases {
+    ($rank:expr, $backend:ty: $($case:ident)*) => {
+        $({
+            let start = std::time::Instant::now();
+            cases::$case::<$backend>($rank.group(stringify!($case)));
+            if $rank.number() == 0 {
+                println!("  {} {:.2} s", stringify!($case), start.elapsed().as_secs_f64());
+            }
+        })*
+    };
+}
+
+/// What any number of ranks can do.
+fn any_world<B: Backend>(rank: &Rank)
+where
+    B::Exchange: Send,
+{
+    cases!(rank, B: uneven_heads rows_are_owned fewer_tokens_than_the_slot every_output late_but_in_time
+        back_to_back_across_the_wrap both_algorithms_in_turn two_groups_at_once slots_that_disagree
+        algorithms_that_disagree sleeping_and_waking refusals_are_local views_of_ids);
+}
+
+fn of_two<B: Backend>(rank: &Rank)
+where
+    B::Exchange: Send,
+{
+    cases!(rank, B: delayed_writer delayed_reader);
+    any_world::<B>(rank);
+}
+
+fn of_three<B: Backend>(rank: &Rank)
+where
+    B::Exchange: Send,
+{
+    cases!(rank, B: different_call_counts another_buffer_order closing_while_others_exchange);
+    any_world::<B>(rank);
+}
+
+fn everywhere(name: &str, world: usize, case: fn(&Rank)) {
+    for spread in Spread::all(world) {
+        start(name, world, spread, "suite", |rank| case(&rank));
+    }
+}
+
+macro_rules! conformance {
+    ($($test:ident: $world:expr, $cases:ident, $way:ty;)*) => {
+        $(
+            #[test]
+            #[ignore = "needs a CUDA device"]
+            fn $test() {
+                everywhere(concat!("exchange::", stringify!($test)), $world, $cases::<Gpu<$way>>);
+            }
+        )*
+    };
+}
+
+fn alone<B: Backend>(rank: &Rank) {
+    cases!(rank, B: world_of_one uneven_heads rows_are_owned);
+}
+
+conformance! {
+    one_rank: 1, alone, Flags;
+    two_ranks_by_lines: 2, of_two, Lines;
+    two_ranks_by_marked_lines: 2, of_two, MarkedLines;
+    two_ranks_by_flags: 2, of_two, Flags;
+    two_ranks_with_pinned_tables_by_flags: 2, any_world, PinnedFlags;
+    two_ranks_with_pinned_tables_by_lines: 2, any_world, PinnedLines;
+    two_ranks_through_the_host: 2, any_world, ThroughHost;
+    two_ranks_as_measured: 2, any_world, Chosen;
+    three_ranks_by_lines: 3, of_three, Lines;
+    three_ranks_by_flags: 3, of_three, Flags;
+}
+
+/// Random shapes, sizes, ids, algorithms and ownership, bit for bit what one process computes.
+fn random<W: Way>(rank: &Rank) {
+    let group: Group = rank.group("random");
+    cases::random_exchanges::<Gpu<W>, 2500>(group);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn ten_thousand_random_exchanges() {
+    let spread = Spread::all(2).pop().unwrap();
+    start("exchange::ten_thousand_random_exchanges", 2, spread, "random", |rank| {
+        random::<Lines>(&rank);
+        random::<MarkedLines>(&rank);
+        random::<Flags>(&rank);
+        random::<Chosen>(&rank);
+    });
+}

@@ -96,8 +96,7 @@ const ALIGN: usize = 256;
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) row: RowShape,
-    /// Most columns that a rank owns.
-    pub(super) own_columns: usize,
+    /// Lines of a layer's ids, for the most columns that a rank owns.
     pub(super) pairs: usize,
     pub(super) landing_chunks: usize,
     /// Largest slot that may be pushed by lines; 0 for none.
@@ -165,7 +164,6 @@ impl Layout {
         let blocks = usize::try_from(agreed.blocks).ok()?;
         Some(Self {
             row,
-            own_columns,
             pairs,
             landing_chunks,
             line_tokens,

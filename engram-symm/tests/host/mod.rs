@@ -12,7 +12,7 @@ use crate::suite::model::{Random, Shape, Tables};
 use crate::suite::{Backend, Exchanger, Pace};
 
 /// Memory that calls a hook before every access: to hold the rank up, or to end it.
-pub struct Hooked<H> {
+pub(crate) struct Hooked<H> {
     memory: HostMemory,
     hook: H,
 }
@@ -46,7 +46,7 @@ unsafe impl<H: Fn() + Send + Sync> Memory for Hooked<H> {
 }
 
 /// An exchange whose rank calls `hook` before every access to memory.
-pub fn hooked<H: Fn() + Send + Sync>(
+pub(crate) fn hooked<H: Fn() + Send + Sync>(
     group: &mut Group,
     shape: &Shape,
     tables: Tables,
@@ -62,9 +62,9 @@ pub fn hooked<H: Fn() + Send + Sync>(
     Ok(HostExchange { exchange, layers: shape.layers, output: shape.output })
 }
 
-pub struct Host;
+pub(crate) struct Host;
 
-pub type Hook = Box<dyn Fn() + Send + Sync>;
+pub(crate) type Hook = Box<dyn Fn() + Send + Sync>;
 
 impl Backend for Host {
     type Exchange = HostExchange<Hooked<Hook>>;
@@ -92,7 +92,7 @@ fn hook(pace: Pace) -> Hook {
     }
 }
 
-pub struct HostExchange<M> {
+pub(crate) struct HostExchange<M> {
     exchange: Exchange<M>,
     layers: usize,
     output: Output,

@@ -4,7 +4,12 @@
 //! Prints a JSON line for each slot: microseconds an exchange, median over replays of a graph of 16 exchanges over 8 sets of ids, on the slowest
 //! rank. `exchange [ROWS_PER_RANK_AND_LAYER]`.
 
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "it prints what it measures, and ends when it cannot")]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "it prints what it measures, and ends when it cannot"
+)]
 
 use std::process::Command;
 use std::time::Instant;
@@ -41,8 +46,8 @@ fn main() {
         command.args(&arguments).env(RANK, format!("{rank} {world} {}", std::process::id())).spawn().unwrap()
     };
     let ranks: Vec<_> = (0..world).map(start).collect();
-    let good = ranks.into_iter().fold(true, |good, mut rank| rank.wait().unwrap().success() && good);
-    assert!(good, "a rank failed");
+    let ended: Vec<_> = ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
+    assert!(ended.iter().all(|status| status.success()), "a rank failed");
 }
 
 /// Random ids, each of the rank that owns its column.
@@ -89,10 +94,10 @@ fn measure(mut group: Group, rows: u64) {
     let own = rank as u64 * rows..(rank as u64 + 1) * rows;
     let start = Instant::now();
     let table = |layer| {
-        let source = SynthSource::new(format.clone(), 7, layer, world as u64 * rows);
+        let source = SynthSource::new(format.clone(), 7, u32::try_from(layer).unwrap(), world as u64 * rows);
         Table::load(&device, &source, own.clone(), Placement::Device).unwrap()
     };
-    let tables: Vec<Table> = (0..LAYERS as u32).map(table).collect();
+    let tables: Vec<Table> = (0..LAYERS).map(table).collect();
     if rank == 0 {
         eprintln!("tables loaded in {:.1} s", start.elapsed().as_secs_f64());
     }
@@ -130,8 +135,9 @@ fn measure(mut group: Group, rows: u64) {
             }
             for slot in SLOTS.into_iter().filter(|&slot| slot <= capacity as usize) {
                 let mut random = slot as u64 * 77 + rank as u64;
-                let buffers: Vec<_> =
-                    (0..SETS).map(|_| DeviceBuffer::from_slice(&device, &ids(&mut random, world, rows, slot)).unwrap()).collect();
+                let buffers: Vec<_> = (0..SETS)
+                    .map(|_| DeviceBuffer::from_slice(&device, &ids(&mut random, world, rows, slot)).unwrap())
+                    .collect();
                 let shape = IdShape::dense(IdType::I32, slot, LAYERS, HEADS);
                 let slot = u32::try_from(slot).unwrap();
                 let mut graph = stream

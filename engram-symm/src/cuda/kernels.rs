@@ -24,14 +24,14 @@ macro_rules! ptx {
 pub(super) const BARRIER: Ptx = Ptx::new(
     &["barrier_meet", "barrier_announce", "barrier_serve", "barrier_pull", "barrier_settle"],
     ptx!("barrier.compute_80.ptx"),
-    Some(ptx!("barrier.compute_90.ptx")),
+    None,
 );
 
 /// The exchanges without one.
 pub(super) const PUSH: Ptx = Ptx::new(
     &["push_lines_unmarked", "push_lines_marked", "push_by_flags"],
     ptx!("push.compute_80.ptx"),
-    Some(ptx!("push.compute_90.ptx")),
+    None,
 );
 
 /// Threads a block of all kernels.

@@ -1,4 +1,4 @@
-//! `cargo xtask bench-gpu`: lookups and hashes beside their peers on this machine's GPU, and the ratios between them.
+//! `cargo xtask bench-gpu`: lookups and hashes on this machine's GPU, and the row exchange between its GPUs, beside their peers, and the ratios.
 //!
 //! Everything is packed into a folder with a script that runs it on a machine without Rust (Python with PyTorch and Triton is what the peers
 //! need): `--archive DIR` stops there.
@@ -12,12 +12,19 @@ use serde_json::{Value, json};
 use crate::process::{cargo, note, output, run as run_command, target};
 use crate::{python, stub};
 
-/// Runs product and peers, prints the table and writes `gpu.json`.
-const RUNNER: &str = include_str!("bench_gpu/run");
+/// Benches of the workspace, by package.
+const BENCHES: [(&str, &str); 2] = [("engram-cuda", "rates"), ("engram-symm", "exchange")];
+/// What runs products and peers, packed as it is: `bench` runs the parts, which print a table each, and writes `gpu.json`.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("bench", include_str!("bench_gpu/bench")),
+    ("lookups.py", include_str!("bench_gpu/lookups.py")),
+    ("exchange.py", include_str!("bench_gpu/exchange.py")),
+];
 /// Turns text into requests of raw tokens.
 const TOKENISE: &str = include_str!("bench_gpu/tokenise.py");
 /// The peers, packed as they are.
-const PEERS: [(&str, &str); 2] = [
+const PEERS: [(&str, &str); 3] = [
+    ("torch_exchange.py", include_str!("../peers/torch_exchange.py")),
     ("torch_gather.py", include_str!("../peers/torch_gather.py")),
     ("torch_text.py", include_str!("../peers/torch_text.py")),
 ];
@@ -26,36 +33,47 @@ const PEERS: [(&str, &str); 2] = [
 const SETS: usize = 4;
 const TOKENS: usize = 8192;
 
-pub(crate) fn run(text: &[&str]) -> Result<()> {
+/// Packs and runs. What follows `--` is for the script that runs the benches: the parts to run, and sizes.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let end = arguments.iter().position(|argument| *argument == "--").unwrap_or(arguments.len());
+    let (text, rest) = arguments.split_at(end);
     let folder = target().join("gpu-bench");
     archive(&folder, text)?;
-    run_command(Command::new("python3").arg(folder.join("bench")))
+    run_command(Command::new("python3").arg(folder.join("bench")).args(rest.iter().skip(1)))
 }
 
-/// Packs the bench, its peers, the ids of real text and the script that runs them into `folder`.
+/// Packs the benches, their peers, the ids of real text and the scripts that run them into `folder`.
 pub(crate) fn archive(folder: &Path, text: &[&str]) -> Result<()> {
     std::fs::create_dir_all(folder.join("peers"))?;
     let stub = stub::generate()?;
+    for (package, name) in BENCHES {
+        std::fs::copy(build(package, name, &stub)?, folder.join(name))?;
+    }
+    for (name, script) in SCRIPTS {
+        std::fs::write(folder.join(name), script)?;
+    }
+    for (name, script) in PEERS {
+        std::fs::write(folder.join("peers").join(name), script)?;
+    }
+    text_ids(folder, text)?;
+    crate::print_line(&format!("python3 {} [--help] [lookups] [exchange]", folder.join("bench").display()));
+    Ok(())
+}
+
+/// Builds a bench, stripped, and returns where it is.
+fn build(package: &str, name: &str, stub: &stub::Stub) -> Result<PathBuf> {
     let messages = output(
         cargo()
-            .args(["bench", "--no-run", "--package=engram-cuda", "--features=cuda", "--bench=rates"])
-            .arg("--message-format=json-render-diagnostics")
+            .args(["bench", "--no-run", "--features=cuda", "--message-format=json-render-diagnostics"])
+            .args(["--package", package, "--bench", name])
             .env("CARGO_PROFILE_BENCH_STRIP", "symbols")
             .env("CUDA_LIBRARY_PATH", &stub.loaded),
     )?;
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let program = artifacts
-        .filter(|message| message["target"]["name"] == "rates")
+    artifacts
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .context("cargo built no bench")?;
-    std::fs::copy(program, folder.join("rates"))?;
-    for (name, script) in PEERS {
-        std::fs::write(folder.join("peers").join(name), script)?;
-    }
-    std::fs::write(folder.join("bench"), RUNNER)?;
-    text_ids(folder, text)?;
-    crate::print_line(&format!("python3 {} [DEVICE_GIB] [PINNED_GIB]", folder.join("bench").display()));
-    Ok(())
+        .with_context(|| format!("cargo built no bench {name}"))
 }
 
 /// Row ids of real text, as DeepSeek-V4.1-Flash asks for them: `text.i32`, `[sets][tokens][layers * columns]`.

@@ -191,7 +191,7 @@ mod tests {
                 let target = format!(".target sm_{}\n", name.rsplit(['_', '.']).nth(1).unwrap());
                 assert!(text.contains(&target), "{name}");
                 assert!(text.contains(".version 8.4\n"), "{name}");
-                for unwanted in [".loc", ".section", ".ftz", ".approx"] {
+                for unwanted in [".loc\t", ".section", ".ftz", ".approx"] {
                     assert!(!text.contains(unwanted), "{name} has {unwanted}");
                 }
             }

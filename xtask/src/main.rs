@@ -29,8 +29,9 @@ usage: cargo xtask COMMAND
   test-gpu --archive DIR   pack them with a script that runs them on a machine without Rust
   tidy              check the workspace's invariants (ARCHITECTURE.md)
   bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate, rows or exchange
-  bench-gpu [FILE...]      lookups and hashes beside their peers on this machine's GPU; FILEs give the text of the text case
-  bench-gpu --archive DIR  pack them with a script that runs them on a machine without Rust
+  bench-gpu [FILE...] [-- PART...]   lookups, and the exchange between GPUs, beside their peers; FILEs give the text of the text case.
+                    PARTs are lookups and exchange; `-- --help` lists sizes
+  bench-gpu --archive DIR [FILE...]  pack them with a script that runs them on a machine without Rust
   real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER
 ";
 
@@ -42,7 +43,7 @@ fn main() -> Result<()> {
         ["test"] => test::run(),
         ["bench-cpu", only @ ..] => bench_cpu::run_all(only),
         ["bench-gpu", "--archive", folder, text @ ..] => bench_gpu::archive(Path::new(folder), text),
-        ["bench-gpu", text @ ..] => bench_gpu::run(text),
+        ["bench-gpu", arguments @ ..] => bench_gpu::run(arguments),
         ["loom"] => loom::run(false),
         ["loom", "--deep"] => loom::run(true),
         ["clippy"] => lint::clippy(),

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the bench beside this script and its peers, prints what both took and the ratios, and writes gpu.json (into $OUT where that is set).
-usage: bench [DEVICE_GIB] [PINNED_GIB]     needs a CUDA driver, and PyTorch with Triton for the peers."""
+"""Lookups and hashes beside their peers: prints what both took and the ratios, and writes all of it to JSON.
+usage: lookups.py JSON DEVICE_GIB PINNED_GIB     needs PyTorch with Triton for the peers."""
 import json, os, subprocess, sys
 
 here = os.path.dirname(os.path.abspath(__file__))
-sizes = sys.argv[1:3] + ["48", "16"][len(sys.argv[1:3]):]
+sizes = sys.argv[2:4]
 text = os.path.join(here, "text.i32")
 
 
@@ -62,5 +62,5 @@ for case in product:
     print(f"{case['table']:>7} {case.get('ids', 'uniform'):>8} {case['row_bytes']:>4} B {case['rows']:>8} rows "
           f"{case['us']:>10.2f} us {gbps:>7.1f} GB/s {shown}   {note}")
     rows.append(dict(case, peer_us=other and other["us"], ratio=ratio))
-with open(os.path.join(os.environ.get("OUT", here), "gpu.json"), "w") as out:
+with open(sys.argv[1], "w") as out:
     json.dump(dict(machine=head, copies=copies, cases=rows, product=product, peers=peer), out, indent=1)

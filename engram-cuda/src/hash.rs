@@ -87,7 +87,8 @@ impl Hasher {
     /// which equal ones mean equal ids in all heads of that order. May be captured; no tokens, no launch.
     ///
     /// # Errors
-    /// [`Error::TooSmall`] for memory that its array does not fit; [`Error::Capacity`] past 2^31 - 16 tokens; [`Error::Driver`].
+    /// [`Error::TooSmall`] for memory that its array does not fit; [`Error::Capacity`] past 2^31 - 16 tokens; [`Error::WrongDevice`];
+    /// [`Error::Driver`].
     pub fn ids(
         &self,
         batch: &DeviceBatch<'_>,
@@ -101,7 +102,9 @@ impl Hasher {
                 return Err(Error::Capacity { what, found, capacity: MOST });
             }
         }
+        stream.check_device(&self.device)?;
         let holds = |what, memory: DeviceView<'_>, count: usize, bytes: usize| {
+            memory.check_device(what, &self.device)?;
             let needed = count as u64 * bytes as u64;
             if memory.bytes() < needed {
                 return Err(Error::TooSmall { what, found: memory.bytes(), needed });

@@ -101,8 +101,11 @@ pub struct LookupOptions {
     pub max_tokens: usize,
     /// Staged lookups: threads that gather rows; by default one less than the machine runs at a time.
     pub threads: Option<usize>,
-    /// Staged lookups: heads an n-gram order, where calls bring mixes ([`Ids::with_mixes`]).
+    /// Staged lookups: heads an n-gram order, whose rows repeat together; calls that bring mixes ([`Ids::with_mixes`]) need it. Without it, each
+    /// column is looked through by itself for what repeats.
     pub heads: Option<usize>,
+    /// Staged lookups: whether rows that a batch repeats are gathered once, true by default. Where batches do not repeat, this switches itself off.
+    pub distinct: bool,
     /// Staged lookups: how long the device waits for the threads, 10 s by default. A lookup that they serve later gives zero rows, and the next
     /// call says so ([`GatherError::Late`](crate::GatherError::Late)).
     pub deadline: Duration,
@@ -110,7 +113,14 @@ pub struct LookupOptions {
 
 impl Default for LookupOptions {
     fn default() -> Self {
-        Self { multiprocessors: None, max_tokens: 8192, threads: None, heads: None, deadline: Duration::from_secs(10) }
+        Self {
+            multiprocessors: None,
+            max_tokens: 8192,
+            threads: None,
+            heads: None,
+            distinct: true,
+            deadline: Duration::from_secs(10),
+        }
     }
 }
 
@@ -226,9 +236,11 @@ impl Lookup {
     /// # Errors
     /// [`Error::Ids`] for a view that does not fit the tables, or more than 2^31 rows; [`Error::Output`] for a form that the format lacks;
     /// [`Error::TooSmall`] and [`Error::Capacity`] for an output that the rows do not fit, and for more tokens than a staged lookup was made
-    /// for; [`Error::Asleep`]; [`Error::Gather`] for an earlier staged lookup that failed; [`Error::Driver`].
+    /// for; [`Error::WrongDevice`]; [`Error::Asleep`]; [`Error::Gather`] for an earlier staged lookup that failed; [`Error::Driver`].
     pub fn run(&mut self, ids: &Ids<'_>, out: &Output<'_>, stream: StreamRef<'_>) -> Result<(), Error> {
         self.layers.check(ids.shape())?;
+        ids.check_device(self.device())?;
+        self.check_target(out, stream)?;
         self.check()?;
         match &mut self.path {
             // Kernels write zero rows where there are no ids.
@@ -247,6 +259,7 @@ impl Lookup {
     /// fifth batch; else as [`Lookup::run`].
     pub fn run_host(&mut self, ids: &HostIds<'_>, out: &Output<'_>, stream: StreamRef<'_>) -> Result<(), Error> {
         self.layers.check(&IdShape::dense(IdType::I32, ids.tokens, self.layers.tables().len(), self.layers.columns))?;
+        self.check_target(out, stream)?;
         self.check()?;
         let staged = match &mut self.path {
             Path::Kernels => {
@@ -257,6 +270,11 @@ impl Lookup {
             Path::Auto(auto) => &mut auto.staged,
         };
         staged.run_host(&self.layers, ids, out, stream)
+    }
+
+    fn check_target(&self, out: &Output<'_>, stream: StreamRef<'_>) -> Result<(), Error> {
+        out.check_device(self.device())?;
+        stream.check_device(self.device())
     }
 
     /// Reports an earlier staged lookup that failed, whose rows are zero rows, and a table that sleeps. Does not wait.

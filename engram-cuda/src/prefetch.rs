@@ -287,6 +287,7 @@ impl Prefetcher {
         match &mut self.ahead {
             None => self.lookup.run(&ids.layer(layer), out, stream)?,
             Some(ahead) => {
+                out.check_device(self.lookup.device())?;
                 let _bound = self.lookup.device().bind()?;
                 if waits && tokens > 0 {
                     ahead.fetched[layer].before(stream, scope)?;

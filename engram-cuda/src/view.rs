@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use crate::device::Device;
 use crate::error::Error;
 use crate::ids::{IdShape, RowForm};
 use crate::memory::DeviceBuffer;
@@ -11,7 +12,19 @@ use crate::memory::DeviceBuffer;
 pub struct DeviceView<'a> {
     address: u64,
     bytes: u64,
+    /// The device that has it, where it is known.
+    device: Option<i32>,
     _owner: PhantomData<&'a DeviceBuffer>,
+}
+
+/// Refuses memory that is known to be on another device than the call is for.
+fn check_device(what: &'static str, found: Option<i32>, device: &Device) -> Result<(), Error> {
+    match found {
+        Some(found) if found != device.ordinal() => {
+            Err(Error::WrongDevice { what, found: format!("device {found}"), expected: device.ordinal() })
+        }
+        _ => Ok(()),
+    }
 }
 
 impl DeviceView<'_> {
@@ -22,7 +35,7 @@ impl DeviceView<'_> {
     /// launches of graphs that were captured with it count too.
     #[must_use]
     pub unsafe fn from_raw(address: u64, bytes: u64) -> Self {
-        Self { address, bytes, _owner: PhantomData }
+        Self { address, bytes, device: None, _owner: PhantomData }
     }
 
     /// Its address.
@@ -36,12 +49,17 @@ impl DeviceView<'_> {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    pub(crate) fn check_device(&self, what: &'static str, device: &Device) -> Result<(), Error> {
+        check_device(what, self.device, device)
+    }
 }
 
 impl<'a> From<&'a DeviceBuffer> for DeviceView<'a> {
     /// The whole buffer. It may be dropped while work that was enqueued with it runs: that waits for the device.
     fn from(buffer: &'a DeviceBuffer) -> Self {
-        Self { address: buffer.address(), bytes: buffer.bytes() as u64, _owner: PhantomData }
+        let device = Some(buffer.device().ordinal());
+        Self { address: buffer.address(), bytes: buffer.bytes() as u64, device, _owner: PhantomData }
     }
 }
 
@@ -73,6 +91,7 @@ impl Mixes<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Ids<'a> {
     address: u64,
+    device: Option<i32>,
     shape: IdShape,
     mixes: Option<Mixes<'a>>,
     _owner: PhantomData<&'a DeviceBuffer>,
@@ -86,7 +105,7 @@ impl<'a> Ids<'a> {
     pub fn new(memory: impl Into<DeviceView<'a>>, shape: IdShape) -> Result<Self, Error> {
         let memory = memory.into();
         shape.check(memory.address, memory.bytes)?;
-        Ok(Self { address: memory.address, shape, mixes: None, _owner: PhantomData })
+        Ok(Self { address: memory.address, device: memory.device, shape, mixes: None, _owner: PhantomData })
     }
 
     /// Adds the n-grams' mixes as the hash gives them, `[tokens][layers][orders]`, tokens `token_stride` mixes apart. Equal mixes (of one layer
@@ -110,6 +129,11 @@ impl<'a> Ids<'a> {
 
     pub(crate) fn mixes(&self) -> Option<&Mixes<'a>> {
         self.mixes.as_ref()
+    }
+
+    pub(crate) fn check_device(&self, device: &Device) -> Result<(), Error> {
+        check_device("the ids", self.device, device)?;
+        self.mixes.map_or(Ok(()), |mixes| mixes.memory.check_device("the mixes", device))
     }
 
     /// The same memory seen as one layer, counted from the view's first.
@@ -164,6 +188,11 @@ impl<'a> Output<'a> {
     /// The same output for the tokens from `skip` on.
     pub(crate) fn after(self, skip: usize) -> Self {
         Self { skip: self.skip + skip, slot: self.slot.saturating_sub(skip), ..self }
+    }
+
+    pub(crate) fn check_device(&self, device: &Device) -> Result<(), Error> {
+        self.rows.check_device("the output", device)?;
+        self.scales.map_or(Ok(()), |scales| scales.check_device("the output of MX scales", device))
     }
 
     /// Tokens that are written for ids of `tokens` tokens.

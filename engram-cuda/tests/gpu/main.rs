@@ -12,3 +12,4 @@ mod prefetch;
 mod raw;
 mod staged;
 mod table;
+mod two_devices;

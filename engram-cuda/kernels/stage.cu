@@ -74,10 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) stage(const __grid_constan
     __shared__ u32 shared;
     const u64 start = now_ns();
     const u32 run = relaxed(&a.state->runs) + 1;
-    const u32 count = a.slot_chunks + a.areas * a.used_chunks;
-    for (u32 k = blockIdx.x; k < count; k += gridDim.x) {
-        const u32 row = k - a.slot_chunks;
-        const u32 chunk = k < a.slot_chunks ? k : a.slot_chunks + row / a.used_chunks * a.area_chunks + row % a.used_chunks;
+    const u32 rows = a.areas * a.used_chunks;
+    // Slots come last: they are known only when the threads have looked through everything.
+    for (u32 k = blockIdx.x; k < rows + a.slot_chunks; k += gridDim.x) {
+        const u32 chunk = k < rows ? a.slot_chunks + k / a.used_chunks * a.area_chunks + k % a.used_chunks : k - rows;
         if (threadIdx.x == 0) shared = await(a, chunk, run, start);
         __syncthreads();
         const u32 units = (shared + 15) / 16;

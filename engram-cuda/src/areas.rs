@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Columns that have one id in common form a group: the heads of an n-gram order where mixes tell equal n-grams, else each column by itself.
+/// Columns that repeat together form a group: the heads of an n-gram order where they are known, else each column by itself.
 ///
 /// Entry `e` of a group is `share` rows, one for each of its columns. An area holds as many entries as there are tokens; where n-grams repeat,
 /// it is filled only as far as they are distinct. The slot of (token, layer, group) is the entry's place among the entries of all areas of its

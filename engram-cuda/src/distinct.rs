@@ -1,6 +1,17 @@
 //! Finding what repeats: n-grams (or ids) of a batch that were met before in it.
 
-/// Numbers the distinct keys of a batch in order of first appearance.
+/// What is known of one place of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Key {
+    /// Nothing is there.
+    Nothing,
+    /// Something that is not compared with others.
+    Alone,
+    /// Something with this hash.
+    Like(u64),
+}
+
+/// Numbers what is distinct in a batch, in order of first appearance.
 #[derive(Debug)]
 pub(crate) struct Distinct {
     /// Open addressing: 0, or 1 + the number of a key. Twice as large as the keys can fill.
@@ -13,14 +24,16 @@ impl Distinct {
         Self { buckets: vec![0; (capacity.max(1) * 2).next_power_of_two()] }
     }
 
-    /// Gives each of `count` keys its number in `number(place, number)`, and writes the place of each number's first key to `first`.
-    /// Returns how many numbers there are.
-    ///
-    /// A key of `None` is a number of its own.
+    /// The number of places where nothing is.
+    pub(crate) const NOTHING: u32 = u32::MAX;
+
+    /// Gives each of `count` places its number in `number(place, number)`, and writes the first place of each number to `first`.
+    /// Returns how many numbers there are. `same` tells whether two places that are alike are equal.
     pub(crate) fn number(
         &mut self,
         count: usize,
-        key: impl Fn(usize) -> Option<i64>,
+        key: impl Fn(usize) -> Key,
+        same: impl Fn(usize, usize) -> bool,
         first: &mut [u32],
         mut number: impl FnMut(usize, u32),
     ) -> usize {
@@ -31,19 +44,23 @@ impl Distinct {
         let mask = buckets.len() - 1;
         let mut found: u32 = 0;
         for (place, index) in (0..count).zip(0u32..) {
-            let known = key(place).and_then(|wanted| {
-                let mut bucket = spread(wanted) & mask;
-                loop {
-                    match buckets[bucket] {
-                        0 => {
-                            buckets[bucket] = found + 1;
-                            return None;
+            let known = match key(place) {
+                Key::Nothing => Some(Self::NOTHING),
+                Key::Alone => None,
+                Key::Like(hash) => {
+                    let mut bucket = spread(hash) & mask;
+                    loop {
+                        match buckets[bucket] {
+                            0 => {
+                                buckets[bucket] = found + 1;
+                                break None;
+                            }
+                            other if same(place, first[other as usize - 1] as usize) => break Some(other - 1),
+                            _ => bucket = (bucket + 1) & mask,
                         }
-                        other if key(first[other as usize - 1] as usize) == Some(wanted) => return Some(other - 1),
-                        _ => bucket = (bucket + 1) & mask,
                     }
                 }
-            });
+            };
             let known = known.unwrap_or_else(|| {
                 first[found as usize] = index;
                 found += 1;
@@ -55,9 +72,9 @@ impl Distinct {
     }
 }
 
-/// Spreads keys over buckets: mixes differ in their high bits, ids in their low ones.
-fn spread(key: i64) -> usize {
-    usize::try_from(key.cast_unsigned().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0)
+/// Spreads hashes over buckets: mixes differ in their high bits, ids in their low ones.
+fn spread(hash: u64) -> usize {
+    usize::try_from(hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0)
 }
 
 /// Decides whether looking for repeats pays.
@@ -99,11 +116,17 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
+    /// Keys of `None` are nothing; a negative one is alone; of the others, many have one hash.
     fn number(distinct: &mut Distinct, keys: &[Option<i64>]) -> (usize, Vec<u32>, Vec<u32>) {
         let mut first = vec![u32::MAX; keys.len()];
         let mut numbers = vec![u32::MAX; keys.len()];
-        let found =
-            distinct.number(keys.len(), |place| keys[place], &mut first, |place, number| numbers[place] = number);
+        let key = |place: usize| match keys[place] {
+            None => Key::Nothing,
+            Some(..0) => Key::Alone,
+            Some(key) => Key::Like(key.cast_unsigned() % 7),
+        };
+        let same = |a: usize, b: usize| keys[a] == keys[b];
+        let found = distinct.number(keys.len(), key, same, &mut first, |place, number| numbers[place] = number);
         first.truncate(found);
         (found, first, numbers)
     }
@@ -117,8 +140,12 @@ mod tests {
             for keys in batches {
                 let (mut map, mut first, mut numbers) = (HashMap::new(), vec![], vec![]);
                 for (place, &key) in keys.iter().enumerate() {
+                    let Some(key) = key else {
+                        numbers.push(Distinct::NOTHING);
+                        continue;
+                    };
                     let next = first.len();
-                    let number = if key.is_some() { *map.entry(key).or_insert(next) } else { next };
+                    let number = if key < 0 { next } else { *map.entry(key).or_insert(next) };
                     if number == next {
                         first.push(u32::try_from(place).unwrap());
                     }

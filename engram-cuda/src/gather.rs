@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use engram_ple::{SourceError, TableSource};
 
 use crate::areas::Areas;
-use crate::distinct::{Distinct, Switch};
+use crate::copy;
+use crate::distinct::{Distinct, Key, Switch};
 
 /// Why threads could not serve a staged lookup.
 #[derive(Debug, thiserror::Error)]
@@ -47,24 +48,16 @@ pub(crate) trait HostTable: Send + Sync {
     fn read(&self, read: &mut dyn FnMut(Option<HostRows<'_>>));
 }
 
-/// Whether groups are n-gram orders, told by mixes, or single columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Grouping {
-    Orders = 0,
-    Columns = 1,
-}
-
 /// One lookup's work for the threads: what to gather from where.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    pub(crate) grouping: Grouping,
     pub(crate) tokens: usize,
     pub(crate) first_layer: usize,
     pub(crate) layers: usize,
     /// `[tokens][layers][columns]`, i32, or i64 where `wide`.
     pub(crate) ids: *const u8,
     pub(crate) wide: bool,
-    /// `[tokens][layers][orders]`; null with [`Grouping::Columns`].
+    /// `[tokens][layers][groups]`, of which equal ones mean equal ids in the group's columns; null without.
     pub(crate) mixes: *const i64,
     /// Cleared when the run is over, where the ids' memory is to be used again.
     pub(crate) busy: *const AtomicBool,
@@ -107,8 +100,7 @@ unsafe impl Sync for Chunks {}
 /// What the threads of one lookup share.
 pub(crate) struct Work {
     tables: Vec<Arc<dyn HostTable>>,
-    /// By [`Grouping`].
-    areas: [Areas; 2],
+    areas: Areas,
     columns: usize,
     chunks: Chunks,
     /// Announced and not yet begun.
@@ -129,8 +121,8 @@ pub(crate) struct Work {
     look: AtomicBool,
     /// What slots the device has, if the last run did not look for repeats.
     plain_slots: Mutex<Option<PlainSlots>>,
-    /// By grouping and size (power of two): steps that decode do not repeat, prompts do.
-    switches: Mutex<[[Switch; usize::BITS as usize]; 2]>,
+    /// By size (power of two): steps that decode do not repeat, prompts do. None where repeats are not to be looked for.
+    switches: Option<Mutex<[Switch; usize::BITS as usize]>>,
     /// Share of distinct keys in the last run that looked, as f32 bits.
     distinct_share: AtomicU32,
     keys: AtomicUsize,
@@ -144,7 +136,6 @@ pub(crate) struct Work {
 /// Slots of a run in which every token is an entry of its own: they depend on its shape alone.
 #[derive(Clone, Copy, Debug)]
 struct PlainSlots {
-    grouping: Grouping,
     layers: usize,
     used: usize,
     tokens: usize,
@@ -152,13 +143,12 @@ struct PlainSlots {
 
 impl PlainSlots {
     fn of(run: &Run, areas: &Areas) -> Self {
-        Self { grouping: run.grouping, layers: run.layers, used: areas.used(run.tokens), tokens: run.tokens }
+        Self { layers: run.layers, used: areas.used(run.tokens), tokens: run.tokens }
     }
 
     /// Whether these slots begin with those of the other run.
     fn holds(&self, other: &Self) -> bool {
-        (self.grouping, self.layers, self.used) == (other.grouping, other.layers, other.used)
-            && self.tokens >= other.tokens
+        (self.layers, self.used) == (other.layers, other.used) && self.tokens >= other.tokens
     }
 }
 
@@ -174,7 +164,7 @@ struct Group {
 struct Numbers {
     /// The first token of each entry.
     first: Vec<u32>,
-    /// The entry of each token; u32::MAX for zero rows.
+    /// The entry of each token; [`Distinct::NOTHING`] for zero rows.
     entry: Vec<u32>,
 }
 
@@ -185,12 +175,13 @@ impl Group {
 impl Work {
     pub(crate) fn new(
         tables: Vec<Arc<dyn HostTable>>,
-        areas: [Areas; 2],
+        areas: Areas,
         columns: usize,
         capacity: usize,
+        distinct: bool,
         chunks: Chunks,
     ) -> Self {
-        let groups = tables.len() * areas[0].groups.max(areas[1].groups);
+        let groups = tables.len() * areas.groups;
         let group = || Group {
             found: AtomicU32::new(0),
             next_chunk: AtomicUsize::new(0),
@@ -212,7 +203,7 @@ impl Work {
             next_slots: AtomicUsize::new(0),
             look: AtomicBool::new(false),
             plain_slots: Mutex::new(None),
-            switches: Mutex::new(std::array::from_fn(|_| std::array::from_fn(|_| Switch::default()))),
+            switches: distinct.then(|| Mutex::new(std::array::from_fn(|_| Switch::default()))),
             distinct_share: AtomicU32::new(1.0f32.to_bits()),
             keys: AtomicUsize::new(0),
             distinct: AtomicUsize::new(0),
@@ -284,10 +275,9 @@ impl Work {
             // The kernel gave the run before up, and its slots with it.
             *self.plain_slots.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        let groups = run.layers * self.areas[run.grouping as usize].groups;
-        let look =
-            self.switches.lock().unwrap_or_else(PoisonError::into_inner)[run.grouping as usize][run.size()].look();
-        self.look.store(look, Ordering::Relaxed);
+        let groups = run.layers * self.areas.groups;
+        let switches = self.switches.as_ref().map(|all| all.lock().unwrap_or_else(PoisonError::into_inner));
+        self.look.store(switches.is_some_and(|mut all| all[run.size()].look()), Ordering::Relaxed);
         self.keys.store(0, Ordering::Relaxed);
         self.distinct.store(0, Ordering::Relaxed);
         for group in &self.groups[..groups] {
@@ -301,13 +291,12 @@ impl Work {
 
     /// Closes a run that all threads have left.
     fn end(&self, run: &Run) {
-        if self.look.load(Ordering::Relaxed) {
+        if let Some(switches) = self.switches.as_ref().filter(|_| self.look.load(Ordering::Relaxed)) {
             let keys = self.keys.load(Ordering::Relaxed).max(1);
             #[expect(clippy::cast_precision_loss, reason = "a share")]
             let share = self.distinct.load(Ordering::Relaxed) as f32 / keys as f32;
             self.distinct_share.store(share.to_bits(), Ordering::Relaxed);
-            self.switches.lock().unwrap_or_else(PoisonError::into_inner)[run.grouping as usize][run.size()]
-                .found(share);
+            switches.lock().unwrap_or_else(PoisonError::into_inner)[run.size()].found(share);
         } else {
             self.distinct_share.store(1.0f32.to_bits(), Ordering::Relaxed);
         }
@@ -315,7 +304,7 @@ impl Work {
         *known = if self.look.load(Ordering::Relaxed) {
             None
         } else {
-            let new = PlainSlots::of(run, &self.areas[run.grouping as usize]);
+            let new = PlainSlots::of(run, &self.areas);
             let more = known.filter(|known| known.holds(&new));
             more.or(Some(new))
         };
@@ -328,7 +317,7 @@ impl Work {
 
     /// One thread's part of a run: it numbers groups, fills slots and gathers chunks until nothing is left to take.
     fn gather(&self, run: &Run, thread: &mut Scratch) {
-        let areas = &self.areas[run.grouping as usize];
+        let areas = &self.areas;
         let groups = run.layers * areas.groups;
         if !self.look.load(Ordering::Relaxed) {
             self.fill_slots(run, areas);
@@ -385,25 +374,22 @@ impl Work {
         let mut numbers = self.groups[group].numbers.write().unwrap_or_else(PoisonError::into_inner);
         let Numbers { first, entry } = &mut *numbers;
         let ids = self.ids_of(run, areas, group);
-        let per_token = run.layers * areas.groups;
-        let key = |token: usize| {
-            let id = ids.get(token, 0);
-            if id < 0 {
-                // Dead or past the end: nothing to number by. Such entries are zero rows, or on their own.
-                return None;
-            }
-            if run.mixes.is_null() {
-                return Some(id);
-            }
-            // SAFETY: mixes are `[tokens][layers][orders]`.
-            Some(unsafe { run.mixes.wrapping_add(token * per_token + group).read() })
+        let number = |token: usize, number| entry[token] = number;
+        let found = if run.mixes.is_null() {
+            let key = |token| if ids.is_dead(token) { Key::Nothing } else { Key::Like(ids.hash(token)) };
+            distinct.number(run.tokens, key, |a, b| ids.equal(a, b), first, number)
+        } else {
+            let per_token = run.layers * areas.groups;
+            // SAFETY: mixes are `[tokens][layers][groups]`.
+            let mix = |token: usize| unsafe { run.mixes.wrapping_add(token * per_token + group).read() };
+            let key = |token| match ids.get(token, 0) {
+                0.. => Key::Like(mix(token).cast_unsigned()),
+                // Past the end, mixes say nothing.
+                _ if ids.is_dead(token) => Key::Nothing,
+                _ => Key::Alone,
+            };
+            distinct.number(run.tokens, key, |a, b| mix(a) == mix(b), first, number)
         };
-        let found = distinct.number(run.tokens, key, first, |token, number| entry[token] = number);
-        for (token, entry) in entry[..run.tokens].iter_mut().enumerate() {
-            if ids.get(token, 0) < 0 && (0..areas.share).all(|column| ids.get(token, column) < 0) {
-                *entry = u32::MAX;
-            }
-        }
         drop(numbers);
         self.keys.fetch_add(run.tokens, Ordering::Relaxed);
         self.distinct.fetch_add(found, Ordering::Relaxed);
@@ -445,7 +431,7 @@ impl Work {
                         .collect();
                     for at in 0..range.len() {
                         match numbers[group].entry[token] {
-                            u32::MAX => write(at, usize::MAX),
+                            Distinct::NOTHING => write(at, usize::MAX),
                             entry => write(at, areas.slot(group % areas.groups, entry as usize)),
                         }
                         group += 1;
@@ -476,7 +462,8 @@ impl Work {
         if bytes > 0 {
             // SAFETY: the chunk lies inside the rows' memory.
             let to = unsafe { self.chunks.rows.add(chunk * areas.chunk_bytes()) };
-            let ids = IdsOf { run, stride: run.layers * self.columns, first: layer * self.columns };
+            let ids =
+                IdsOf { run, stride: run.layers * self.columns, first: layer * self.columns, columns: self.columns };
             thread.ids.clear();
             let (mut token, mut column) = (entries.start / areas.groups, entries.start % areas.groups * areas.share);
             for _ in 0..entries.len() * areas.share {
@@ -556,15 +543,17 @@ impl Work {
 
     fn ids_of<'a>(&'a self, run: &'a Run, areas: &Areas, group: usize) -> IdsOf<'a> {
         let first = group / areas.groups * self.columns + group % areas.groups * areas.share;
-        IdsOf { run, stride: run.layers * self.columns, first }
+        IdsOf { run, stride: run.layers * self.columns, first, columns: areas.share }
     }
 }
 
-/// The ids of a group's columns.
+/// The ids of neighbouring columns.
 struct IdsOf<'a> {
     run: &'a Run,
+    /// From token to token.
     stride: usize,
     first: usize,
+    columns: usize,
 }
 
 impl IdsOf<'_> {
@@ -577,6 +566,24 @@ impl IdsOf<'_> {
             // SAFETY: as above.
             i64::from(unsafe { self.run.ids.cast::<i32>().wrapping_add(at).read() })
         }
+    }
+
+    fn all(&self, token: usize) -> impl Iterator<Item = i64> {
+        (0..self.columns).map(move |column| self.get(token, column))
+    }
+
+    /// Whether all of a token's rows are zero rows, wherever the others are.
+    fn is_dead(&self, token: usize) -> bool {
+        self.all(token).all(|id| id < 0)
+    }
+
+    /// The first ids tell n-grams apart well enough: each head has a modulus of its own.
+    fn hash(&self, token: usize) -> u64 {
+        self.all(token).take(2).fold(0, |hash, id| hash.rotate_left(32) ^ id.cast_unsigned())
+    }
+
+    fn equal(&self, a: usize, b: usize) -> bool {
+        self.all(a).eq(self.all(b))
     }
 }
 
@@ -593,7 +600,7 @@ unsafe impl Send for Scratch {}
 
 impl Scratch {
     fn new(work: &Work, capacity: usize) -> Self {
-        let rows = work.areas.iter().map(|areas| areas.entries * areas.share).max().unwrap_or(0);
+        let rows = work.areas.entries * work.areas.share;
         Self {
             distinct: Distinct::new(capacity),
             ids: Vec::with_capacity(rows),
@@ -743,119 +750,6 @@ impl Shared {
     }
 }
 
-mod copy {
-    //! Scattered rows to consecutive places that only the device reads next: fetched ahead, and written past the caches.
-
-    /// Rows fetched ahead of the one that is copied.
-    const AHEAD: usize = 32;
-
-    /// Copies rows of `len` bytes to consecutive places; a null source is a zero row.
-    ///
-    /// # Safety
-    /// Each source that is not null has `len` bytes, and `to` has room for all rows.
-    pub(super) unsafe fn rows(sources: &[*const u8], len: usize, to: *mut u8) {
-        for &source in sources.iter().take(AHEAD) {
-            prefetch(source, len);
-        }
-        for (place, &source) in sources.iter().enumerate() {
-            if let Some(&later) = sources.get(place + AHEAD) {
-                prefetch(later, len);
-            }
-            let to = to.wrapping_add(place * len);
-            if source.is_null() {
-                // SAFETY: by the caller's promise.
-                unsafe { to.write_bytes(0, len) };
-            } else {
-                // SAFETY: by the caller's promise.
-                unsafe { row(source, len, to) };
-            }
-        }
-        fence();
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn prefetch(source: *const u8, len: usize) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        if !source.is_null() {
-            for offset in (0..len + source.addr() % 64).step_by(64) {
-                // SAFETY: a prefetch never faults.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(offset).cast()) };
-            }
-        }
-    }
-
-    /// # Safety
-    /// As `rows`, for one row.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn row(source: *const u8, len: usize, to: *mut u8) {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si64, _mm_stream_si128};
-        if to.addr().is_multiple_of(16) && len.is_multiple_of(16) {
-            for offset in (0..len).step_by(16) {
-                // SAFETY: inside the row; the load takes any alignment.
-                let data = unsafe { _mm_loadu_si128(source.wrapping_add(offset).cast()) };
-                // SAFETY: inside the row's place, which is aligned to 16 bytes.
-                unsafe { _mm_stream_si128(to.wrapping_add(offset).cast::<__m128i>(), data) };
-            }
-        } else if to.addr().is_multiple_of(8) && len.is_multiple_of(8) {
-            for offset in (0..len).step_by(8) {
-                // SAFETY: inside the row.
-                let data = unsafe { source.wrapping_add(offset).cast::<i64>().read_unaligned() };
-                // SAFETY: inside the row's place, which is aligned to 8 bytes.
-                unsafe { _mm_stream_si64(to.wrapping_add(offset).cast(), data) };
-            }
-        } else {
-            // SAFETY: by the caller's promise; a table and a chunk never overlap.
-            unsafe { std::ptr::copy_nonoverlapping(source, to, len) };
-        }
-    }
-
-    /// Orders the stores that went past the caches before whatever publishes them.
-    #[cfg(target_arch = "x86_64")]
-    fn fence() {
-        // SAFETY: always available on x86-64.
-        unsafe { std::arch::x86_64::_mm_sfence() };
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn prefetch(_: *const u8, _: usize) {}
-
-    /// # Safety
-    /// As `rows`, for one row.
-    #[cfg(not(target_arch = "x86_64"))]
-    unsafe fn row(source: *const u8, len: usize, to: *mut u8) {
-        // SAFETY: by the caller's promise; a table and a chunk never overlap.
-        unsafe { std::ptr::copy_nonoverlapping(source, to, len) };
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn fence() {}
-
-    #[cfg(test)]
-    mod tests {
-        use proptest::prelude::*;
-
-        proptest! {
-            #[test]
-            fn rows_arrive_whole(
-                len in 1usize..300, offset in 0usize..20, picks in prop::collection::vec(prop::option::of(0usize..40), 0..60),
-            ) {
-                let table: Vec<u8> = (0..40 * len).map(|at| u8::try_from(at % 251).unwrap()).collect();
-                let sources: Vec<_> =
-                    picks.iter().map(|pick| pick.map_or(std::ptr::null(), |row| table[row * len..].as_ptr())).collect();
-                let mut out = vec![0xeeu8; offset + picks.len() * len];
-                // SAFETY: the sources are rows of the table, and the output has room for all of them.
-                unsafe { super::rows(&sources, len, out.as_mut_ptr().wrapping_add(offset)) };
-                let expected: Vec<u8> = picks
-                    .iter()
-                    .flat_map(|pick| pick.map_or(vec![0; len], |row| table[row * len..(row + 1) * len].to_vec()))
-                    .collect();
-                prop_assert_eq!(&out[offset..], &expected[..]);
-                prop_assert!(out[..offset].iter().all(|&byte| byte == 0xee));
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -947,54 +841,54 @@ mod tests {
         #[test]
         fn every_token_finds_its_rows_through_its_slots(
             seed: u64,
-            runs in prop::collection::vec((0usize..=CAPACITY, 0usize..LAYERS, 1usize..=LAYERS, any::<bool>(), 1u64..800), 1..6),
-            threads in 1usize..4,
+            runs in prop::collection::vec((0usize..=CAPACITY, 0usize..LAYERS, 1usize..=LAYERS, any::<[bool; 2]>(), 1u64..800), 1..6),
+            (share, distinct, threads) in (prop::sample::select(vec![1, 2, HEADS, COLUMNS]), prop::bool::weighted(0.8), 1usize..4),
         ) {
             let tables: Vec<Arc<dyn HostTable>> = (0..LAYERS).map(|index| Arc::new(layer(index)) as _).collect();
-            let areas = [HEADS, 1].map(|share| Areas::new(LAYERS, COLUMNS, share, CAPACITY, ROW));
-            let bytes = areas.iter().map(Areas::bytes).max().unwrap();
+            let areas = Areas::new(LAYERS, COLUMNS, share, CAPACITY, ROW);
             let mut stage = Stage {
-                rows: vec![u64::MAX; bytes.div_ceil(8)],
-                device: vec![0xee; bytes],
-                ready: areas.iter().max_by_key(|areas| areas.chunks()).unwrap().ready(),
+                rows: vec![u64::MAX; areas.bytes().div_ceil(8)],
+                device: vec![0xee; areas.bytes()],
+                ready: (0..areas.chunks()).map(|_| AtomicU64::new(0)).collect(),
                 status: Box::default(),
             };
             let chunks =
                 Chunks { rows: stage.rows.as_mut_ptr().cast(), ready: stage.ready.as_ptr(), status: &raw const *stage.status };
-            let work = Arc::new(Work::new(tables, areas, COLUMNS, CAPACITY, chunks));
+            let work = Arc::new(Work::new(tables, areas, COLUMNS, CAPACITY, distinct, chunks));
             let _crew = Crew::new(&work, threads, CAPACITY).unwrap();
             let mut state = seed;
             let mut random = move |bound: u64| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) % bound
             };
-            for (tokens, first_layer, layers, by_mix, variety) in runs {
+            for (tokens, first_layer, layers, [by_mix, wide], variety) in runs {
                 let layers = layers.min(LAYERS - first_layer);
                 // N-grams by number; ids follow from the number, and so does the mix.
                 let orders = COLUMNS / HEADS;
                 let grams: Vec<u64> = (0..tokens * layers * orders).map(|_| random(variety)).collect();
-                let ids: Vec<i32> = grams.iter().flat_map(|&gram| (0..HEADS as u64).map(move |head| {
-                    if gram % 13 == 5 { -1 } else { i32::try_from((gram * 37 + head * 101) % (ROWS + 9)).unwrap() }
+                let ids: Vec<i64> = grams.iter().flat_map(|&gram| (0..HEADS as u64).map(move |head| {
+                    let dead = gram % 13 == 5 || (gram % 13, head) == (6, 0);
+                    if dead { -1 } else { i64::try_from((gram * 37 + head * 101) % (ROWS + 9)).unwrap() }
                 })).collect();
+                let narrow: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap()).collect();
+                let by_mix = by_mix && share == HEADS;
                 let mixes: Vec<i64> = grams.iter().map(|&gram| i64::try_from(gram).unwrap() - 3).collect();
                 let announcement = Announcement {
                     work: work.clone(),
                     run: Run {
-                        grouping: if by_mix { Grouping::Orders } else { Grouping::Columns },
                         tokens,
                         first_layer,
                         layers,
-                        ids: ids.as_ptr().cast(),
-                        wide: false,
+                        ids: if wide { ids.as_ptr().cast() } else { narrow.as_ptr().cast() },
+                        wide,
                         mixes: if by_mix { mixes.as_ptr() } else { ptr::null() },
                         busy: ptr::null(),
                     },
                 };
                 let run = &announcement.run;
-                let areas = &areas[run.grouping as usize];
                 // SAFETY: the announcement lives until the run is taken.
                 unsafe { work.announce(&raw const announcement) };
-                stage.take(areas, run);
+                stage.take(&areas, run);
                 for token in 0..tokens {
                     for layer in 0..layers {
                         for column in 0..COLUMNS {
@@ -1007,7 +901,7 @@ mod tests {
                                 }
                                 _ => vec![0; ROW],
                             };
-                            prop_assert_eq!(stage.row(areas, run, token, layer, column), expected);
+                            prop_assert_eq!(stage.row(&areas, run, token, layer, column), expected);
                         }
                     }
                 }
@@ -1015,12 +909,6 @@ mod tests {
                 // The announcement and the ids go now: the threads must be out of the run.
                 work.settle();
             }
-        }
-    }
-
-    impl Areas {
-        fn ready(&self) -> Vec<AtomicU64> {
-            (0..self.chunks()).map(|_| AtomicU64::new(0)).collect()
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod areas;
 mod calibrate;
+mod copy;
 mod distinct;
 mod error;
 mod gather;

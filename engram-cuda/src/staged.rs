@@ -13,7 +13,7 @@ use crate::areas::Areas;
 use crate::device::Device;
 use crate::driver::{self, Place};
 use crate::error::Error;
-use crate::gather::{Announcement, Chunks, Crew, Grouping, HostTable, Run, Work};
+use crate::gather::{Announcement, Chunks, Crew, HostTable, Run, Work};
 use crate::ids::{IdShape, IdType, IdsError};
 use crate::kernels::{self, Stage};
 use crate::lookup::{Layers, LookupOptions};
@@ -44,17 +44,16 @@ pub(crate) struct Staged {
     columns: usize,
     /// Heads an order, where mixes may come.
     heads: Option<usize>,
-    /// By [`Grouping`].
-    areas: [Areas; 2],
+    areas: Areas,
     ids: PinnedBuffer,
     mixes: PinnedBuffer,
     rows: PinnedBuffer,
     /// Two words of status, then one for each chunk.
     words: PinnedBuffer,
     device_rows: DeviceBuffer,
-    /// [`kernels::Table`] `[grouping][layers]` over the areas.
+    /// [`kernels::Table`] `[layers]` over the areas.
     tables: DeviceBuffer,
-    host_tables: [Vec<kernels::Table>; 2],
+    host_tables: Vec<kernels::Table>,
     state: DeviceBuffer,
     announcements: HashMap<Key, Box<Announcement>>,
     from_host: Vec<FromHost>,
@@ -67,7 +66,7 @@ pub(crate) struct Staged {
 /// What makes runs differ; equal ones share an announcement, so that nothing is allocated for a shape that was met before.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
-    grouping: Grouping,
+    with_mixes: bool,
     tokens: usize,
     first_layer: usize,
     layers: usize,
@@ -105,32 +104,28 @@ impl Staged {
         if (capacity as u64).saturating_mul((count * columns) as u64) > 1 << 30 || most > 1 << 40 {
             return Err(IdsError::TooMany { rows: (capacity as u64).saturating_mul((count * columns) as u64) }.into());
         }
-        let areas = [options.heads.unwrap_or(1), 1].map(|share| Areas::new(count, columns, share, capacity, row_bytes));
-        let [bytes, chunks] = [Areas::bytes, Areas::chunks].map(|of| areas.iter().map(of).max().unwrap_or(0));
+        let areas = Areas::new(count, columns, options.heads.unwrap_or(1), capacity, row_bytes);
         let ids = PinnedBuffer::new(device, capacity * count * columns * IdType::I64.bytes())?;
         let orders = columns / options.heads.unwrap_or(columns);
         let mixes = PinnedBuffer::new(device, capacity * count * orders * size_of::<i64>())?;
-        let rows = PinnedBuffer::new(device, bytes)?;
-        let words = PinnedBuffer::new(device, 8 + 8 * chunks)?;
-        let device_rows = DeviceBuffer::new(device, bytes)?;
+        let rows = PinnedBuffer::new(device, areas.bytes())?;
+        let words = PinnedBuffer::new(device, 8 + 8 * areas.chunks())?;
+        let device_rows = DeviceBuffer::new(device, areas.bytes())?;
         let value_bytes = layers.format().value_bytes() as u64;
-        let host_tables = areas.map(|areas| {
-            let table = |layer: usize| {
-                let values = device_rows.address() + areas.layer_start(layer) as u64;
-                kernels::Table {
-                    values,
-                    scales: values + value_bytes,
-                    value_stride: row_bytes as u64,
-                    scale_stride: row_bytes as u64,
-                    first: 0,
-                    rows: u32::try_from(areas.layer_rows()).unwrap_or(u32::MAX),
-                }
-            };
-            (0..count).map(table).collect::<Vec<_>>()
-        });
+        let table = |layer: usize| {
+            let values = device_rows.address() + areas.layer_start(layer) as u64;
+            kernels::Table {
+                values,
+                scales: values + value_bytes,
+                value_stride: row_bytes as u64,
+                scale_stride: row_bytes as u64,
+                first: 0,
+                rows: u32::try_from(areas.layer_rows()).unwrap_or(u32::MAX),
+            }
+        };
+        let host_tables: Vec<_> = (0..count).map(table).collect();
         let tables: Vec<u64> = host_tables
             .iter()
-            .flatten()
             .flat_map(|t| [t.values, t.scales, t.value_stride, t.scale_stride, u64::from(t.rows) << 32])
             .collect();
         let tables = DeviceBuffer::from_slice(device, &tables)?;
@@ -143,7 +138,7 @@ impl Staged {
             // Two words of 4 bytes come first, so the others are aligned to 8.
             ready: words.as_ptr().wrapping_add(8).cast(),
         };
-        let work = Arc::new(Work::new(readers, areas, columns, capacity, chunks));
+        let work = Arc::new(Work::new(readers, areas, columns, capacity, options.distinct, chunks));
         // One is left to the driver's own thread, without which a gather thread would lose its place for whole time slices.
         let threads = std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1);
         let threads = options.threads.unwrap_or(threads);
@@ -210,26 +205,21 @@ impl Staged {
     ) -> Result<(), Error> {
         let shape = *ids.shape();
         self.check_tokens(shape.tokens)?;
-        rows::check(layers.format(), &self.fetch(Grouping::Columns, &shape), out)?;
+        rows::check(layers.format(), &self.fetch(&shape), out)?;
         let _bound = self.device.bind()?;
         let scope = Scope(stream.capture()?);
         self.last.before(stream, scope)?;
 
-        let grouping = match ids.mixes() {
-            Some(mixes) => {
-                let heads = self.heads.ok_or_else(|| Error::Invalid {
-                    what: "the mixes",
-                    why: "the lookup was made without `heads`, so it does not know which columns a mix is about"
-                        .to_owned(),
-                })?;
-                let (from, width) = mixes.rows(&shape, self.columns / heads)?;
-                let to = (Place::Host(self.mixes.as_ptr().cast()), width);
-                // SAFETY: the view vouches for the source, and was checked to hold the mixes; the pinned buffer has room for `capacity` tokens.
-                unsafe { driver::copy_2d(to, from, width, shape.tokens, stream.handle()) }?;
-                Grouping::Orders
-            }
-            None => Grouping::Columns,
-        };
+        if let Some(mixes) = ids.mixes() {
+            let heads = self.heads.ok_or_else(|| Error::Invalid {
+                what: "the mixes",
+                why: "the lookup was made without `heads`, so it does not know which columns a mix is about".to_owned(),
+            })?;
+            let (from, width) = mixes.rows(&shape, self.columns / heads)?;
+            let to = (Place::Host(self.mixes.as_ptr().cast()), width);
+            // SAFETY: the view vouches for the source, and was checked to hold the mixes; the pinned buffer has room for `capacity` tokens.
+            unsafe { driver::copy_2d(to, from, width, shape.tokens, stream.handle()) }?;
+        }
         let id_bytes = shape.id_type.bytes();
         let (width, pitch) = (shape.across() * id_bytes, shape.token_stride * id_bytes);
         let from = ids.address() + (shape.first() * id_bytes) as u64;
@@ -238,7 +228,7 @@ impl Staged {
         unsafe { driver::copy_2d(to, (from, pitch.max(width)), width, shape.tokens, stream.handle()) }?;
 
         let key = Key {
-            grouping,
+            with_mixes: ids.mixes().is_some(),
             tokens: shape.tokens,
             first_layer: shape.first_layer,
             layers: shape.layers,
@@ -247,19 +237,18 @@ impl Staged {
         let (work, ids, mixes) = (&self.work, self.ids.as_ptr(), self.mixes.as_ptr());
         let announcement = self.announcements.entry(key).or_insert_with(|| {
             let run = Run {
-                grouping,
                 tokens: key.tokens,
                 first_layer: key.first_layer,
                 layers: key.layers,
                 ids,
                 wide: key.wide,
-                mixes: if grouping == Grouping::Orders { mixes.cast_const().cast() } else { ptr::null() },
+                mixes: if key.with_mixes { mixes.cast_const().cast() } else { ptr::null() },
                 busy: ptr::null(),
             };
             Box::new(Announcement { work: work.clone(), run })
         });
         let announcement: *const Announcement = &raw const **announcement;
-        self.enqueue(layers, announcement, grouping, &shape, out, stream)?;
+        self.enqueue(layers, announcement, &shape, out, stream)?;
         self.last.record(stream, scope)
     }
 
@@ -274,7 +263,7 @@ impl Staged {
         let (tokens, count) = (host.tokens, layers.tables().len());
         self.check_tokens(tokens)?;
         let shape = IdShape::dense(IdType::I32, tokens, count, self.columns);
-        rows::check(layers.format(), &self.fetch(Grouping::Columns, &shape), out)?;
+        rows::check(layers.format(), &self.fetch(&shape), out)?;
         let orders = self.orders();
         let expected = tokens * shape.across();
         if host.ids.len() != expected {
@@ -318,14 +307,12 @@ impl Staged {
             }
         };
         self.last.before(stream, scope)?;
-        let grouping = if host.mixes.is_some() { Grouping::Orders } else { Grouping::Columns };
         let slot = &mut self.from_host[index];
         slot.ids[..host.ids.len()].copy_from_slice(host.ids);
         if let Some(mixes) = host.mixes {
             slot.mixes[..mixes.len()].copy_from_slice(mixes);
         }
         slot.announcement.run = Run {
-            grouping,
             tokens,
             first_layer: 0,
             layers: count,
@@ -336,7 +323,7 @@ impl Staged {
         };
         let announcement: *const Announcement = &raw const *slot.announcement;
         slot.busy.store(true, Ordering::Release);
-        let enqueued = self.enqueue(layers, announcement, grouping, &shape, out, stream);
+        let enqueued = self.enqueue(layers, announcement, &shape, out, stream);
         if enqueued.is_err() {
             // Nothing was announced, unless the driver failed half way; then its device is lost anyway.
             self.from_host[index].busy.store(false, Ordering::Release);
@@ -345,9 +332,8 @@ impl Staged {
         self.last.record(stream, scope)
     }
 
-    fn fetch(&self, grouping: Grouping, shape: &IdShape) -> Fetch<'_> {
-        let areas = &self.areas[grouping as usize];
-        let index = grouping as usize * self.host_tables[0].len();
+    fn fetch(&self, shape: &IdShape) -> Fetch<'_> {
+        let areas = &self.areas;
         Fetch {
             ids: (self.device_rows.address(), false),
             token_stride: shape.layers * areas.groups,
@@ -355,8 +341,8 @@ impl Staged {
             share: areas.share,
             tokens: shape.tokens,
             columns: self.columns,
-            tables: self.tables.address() + (index * size_of::<kernels::Table>()) as u64,
-            layers: &self.host_tables[grouping as usize][..shape.layers],
+            tables: self.tables.address(),
+            layers: &self.host_tables[..shape.layers],
         }
     }
 
@@ -365,12 +351,11 @@ impl Staged {
         &self,
         layers: &Layers,
         announcement: *const Announcement,
-        grouping: Grouping,
         shape: &IdShape,
         out: &Output<'_>,
         stream: StreamRef<'_>,
     ) -> Result<(), Error> {
-        let areas = &self.areas[grouping as usize];
+        let areas = &self.areas;
         // Everything below is bounded by the 2^30 rows that the constructor allows.
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let param = Stage {
@@ -402,14 +387,13 @@ impl Staged {
         }?;
         let blocks = Blocks::on(&self.device, None);
         // SAFETY: the slots and areas are this value's own, and the stage kernel has filled them for these tokens.
-        unsafe { rows::enqueue(&self.device, layers.format(), &self.fetch(grouping, shape), out, blocks, stream) }
+        unsafe { rows::enqueue(&self.device, layers.format(), &self.fetch(shape), out, blocks, stream) }
     }
 }
 
 impl FromHost {
     fn new(work: &Arc<Work>, ids: usize, mixes: usize) -> Self {
         let run = Run {
-            grouping: Grouping::Columns,
             tokens: 0,
             first_layer: 0,
             layers: 0,

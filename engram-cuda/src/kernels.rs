@@ -94,6 +94,8 @@ pub const ROWS_THREADS: u32 = 256;
 pub const ROWS_BLOCKS: u32 = 5;
 /// Largest [`Rows::tile`].
 pub const ROWS_TILE: u32 = 32;
+/// [`Rows::tile`] where warps take several.
+const SMALL_TILE: u32 = 8;
 
 /// What a hash kernel needs to know of a column: its modulus as a [`Reciprocal`], and its place in the table.
 #[repr(C)]
@@ -415,7 +417,10 @@ impl Rows {
             return Launch { entry: few, grid, block: [units, columns, 1] };
         }
         let warps = blocks.saturating_mul(ROWS_THREADS / 32);
-        self.tile = rows.div_ceil(warps).clamp(32_u32.div_ceil(units), ROWS_TILE);
+        // All at once where a tile each is enough; else small tiles, which leave no warp with much more to do than another.
+        let tile = rows.div_ceil(warps);
+        let tile = if tile > ROWS_TILE { SMALL_TILE } else { tile };
+        self.tile = tile.clamp(32_u32.div_ceil(units), ROWS_TILE);
         let tiles = rows.div_ceil(self.tile);
         // Tiles go round the blocks, so that each multiprocessor has its share.
         let grid = tiles.min(blocks);

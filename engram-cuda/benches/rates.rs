@@ -1,4 +1,7 @@
-//! Times lookups and hashes on device 0: `rates [DEVICE_GIB] [PINNED_GIB] [--text IDS]`, one JSON line a case on stdout.
+//! Times lookups and hashes on device 0: `rates [DEVICE_GIB] [PINNED_GIB] [--text IDS] [--only CASE]`, JSON lines on stdout.
+//!
+//! CASE is `hash`, `device` or `pinned` with the width of the rows (`device:256`). Without it all of them run in this one process, which is not
+//! quite the same: a table in memory that another one has given back is read up to a tenth slower.
 //!
 //! A case is a graph of several runs over different ids, replayed; its time is the median over replays, in microseconds a run. `IDS` holds row
 //! ids of real text, i32 `[sets][8192][48]` in the order of layers, orders and heads; they are taken modulo the rows of the table.
@@ -25,28 +28,42 @@ fn report(case: &str) {
 }
 
 fn main() -> Result<()> {
-    let (mut sizes, mut text) = (Vec::new(), None);
+    let (mut sizes, mut text, mut only) = (Vec::new(), None, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--text" => text = arguments.next(),
+            "--only" => only = arguments.next(),
             // Cargo says this to every bench.
             "--bench" => {}
             _ => sizes.push(argument.parse::<f64>()?),
         }
     }
     let gib = |place: usize, default: f64| sizes.get(place).copied().unwrap_or(default) * f64::from(1 << 30);
+    let wanted = |case: &str| only.as_deref().is_none_or(|only| only == case);
     let device = Device::new(0)?;
     report(&format!("\"gpu\": \"{}\", \"threads\": {}", device.name(), std::thread::available_parallelism()?));
     let bench = Bench { stream: Stream::new(&device)?, device };
-    bench.hashes()?;
-    for width in [160, 256, 320] {
+    if wanted("hash") {
+        bench.hashes()?;
+    }
+    for width in [160, 256, 320].into_iter().filter(|width| wanted(&format!("device:{width}"))) {
         bench.device_table(width, rows_in(gib(0, 48.0), width))?;
     }
-    for width in [160, 256, 320] {
+    for width in [160, 256, 320].into_iter().filter(|width| wanted(&format!("pinned:{width}"))) {
         bench.host_table(width, rows_in(gib(1, 16.0), width), text.as_deref().filter(|_| width == 256))?;
     }
     Ok(())
+}
+
+/// MiB of this process's memory, and how many of them are in huge pages.
+fn memory() -> Result<(u64, u64)> {
+    let status = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let mib = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB"));
+        line.map_or(Ok(0), |kib| kib.trim().parse::<u64>()).map(|kib| kib >> 10)
+    };
+    Ok((mib("Rss:")?, mib("AnonHugePages:")?))
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive size")]
@@ -164,16 +181,23 @@ impl Bench {
         options.heads = Some(HEADS);
         let mut lookup = Lookup::new(std::slice::from_ref(&table), 16, &options)?;
         let crossover = lookup.crossover().ok_or("an auto table is calibrated")?;
-        let measured: Vec<String> = crossover
-            .measured
-            .iter()
-            .map(|m| format!("[{}, {:.1}, {:.1}, {:.1}]", m.rows, m.kernel_us, m.staged_us, m.shared_us))
-            .collect();
+        let measured = crossover.measured.iter().map(|m| {
+            let shared: Vec<_> = m.shared_us.iter().map(|(share, us)| format!("\"{share}\": {us:.1}")).collect();
+            format!(
+                "{{\"rows\": {}, \"kernel_us\": {:.1}, \"again_us\": {:.1}, \"staged_us\": {:.1}, \"shared_us\": {{{}}}, \"kernel_share\": {}}}",
+                m.rows,
+                m.kernel_us,
+                m.again_us,
+                m.staged_us,
+                shared.join(", "),
+                m.staging().0
+            )
+        });
+        let (resident, huge) = memory()?;
         report(&format!(
-            "\"calibration\": {{\"row_bytes\": {width}, \"crossover_rows\": {}, \"kernel_share\": {:.3}, \"rows_kernel_staged_shared_us\": [{}]}}",
+            "\"calibration\": {{\"row_bytes\": {width}, \"crossover_rows\": {}, \"measured\": [{}], \"host_mib\": {resident}, \"in_huge_pages_mib\": {huge}}}",
             crossover.rows,
-            crossover.kernel_share,
-            measured.join(", ")
+            measured.collect::<Vec<_>>().join(", ")
         ));
         self.lookups("auto", "pinned", &mut lookup, width, rows, &SIZES[..6])?;
         drop(lookup);
@@ -230,6 +254,47 @@ impl Bench {
         }
         drop(lookup);
         let mut uniform = Lookup::new(std::slice::from_ref(&table), TEXT_COLUMNS, &options)?;
-        self.lookups("auto", "pinned", &mut uniform, width, rows, &[set])
+        self.lookups("auto", "pinned", &mut uniform, width, rows, &[set])?;
+        drop(uniform);
+        self.distinct(&table, &options, width, rows)
+    }
+
+    /// What looking for repeats costs where there are none: means over many batches, since most of them are not looked through.
+    fn distinct(&self, table: &Table, options: &LookupOptions, width: usize, rows: u64) -> Result<()> {
+        const COUNT: usize = 131_072;
+        const BATCHES: usize = 4;
+        const ROUNDS: usize = 128;
+        let columns = 16;
+        let ids: Vec<_> = (0..BATCHES as u64).map(|seed| self.uniform(COUNT, rows, seed)).collect::<Result<_>>()?;
+        let out = DeviceBuffer::new(&self.device, COUNT * width)?;
+        let clocks = [Event::with_time(&self.device)?, Event::with_time(&self.device)?];
+        let mut lookups = [true, false].map(|distinct| {
+            let mut options = options.clone();
+            options.distinct = distinct;
+            Lookup::new(std::slice::from_ref(table), columns, &options)
+        });
+        let mut sums = [0.0; 2];
+        // In turns, so that both have the same neighbours on the machine.
+        for _ in 0..ROUNDS {
+            for (lookup, sum) in lookups.iter_mut().zip(&mut sums) {
+                let lookup = lookup.as_mut().map_err(|error| error.to_string())?;
+                clocks[0].record(self.stream.as_ref())?;
+                for ids in &ids {
+                    let ids = Ids::new(ids, IdShape::dense(IdType::I32, COUNT / columns, 1, columns))?;
+                    lookup.run(&ids, &Output::packed(&out), self.stream.as_ref())?;
+                }
+                clocks[1].record(self.stream.as_ref())?;
+                clocks[1].synchronize()?;
+                *sum += clocks[1].elapsed_us(&clocks[0])?;
+                lookup.check()?;
+            }
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a few runs")]
+        let [with, without] = sums.map(|sum| sum / (ROUNDS * BATCHES) as f64);
+        report(&format!(
+            "\"distinct\": {{\"rows\": {COUNT}, \"row_bytes\": {width}, \"batches\": {}, \"us\": {with:.1}, \"without_us\": {without:.1}}}",
+            ROUNDS * BATCHES
+        ));
+        Ok(())
     }
 }

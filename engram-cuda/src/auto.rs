@@ -1,8 +1,8 @@
 //! Tables in pinned memory, read by the kernel, by threads, or by both at once.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::calibrate::{Crossover, Measured, fair_share};
+use crate::calibrate::{self, Crossover, Measured, Way, kernel_tokens};
 use crate::error::Error;
 use crate::ids::{IdShape, IdType, RowForm};
 use crate::lookup::{Layers, LookupOptions};
@@ -25,20 +25,23 @@ pub(crate) struct Auto {
 }
 
 /// Batches that are measured, in rows.
-const SIZES: [usize; 6] = [512, 2048, 8192, 16_384, 32_768, 131_072];
+const SIZES: [usize; 6] = [2048, 4096, 8192, 16_384, 32_768, 131_072];
+
+/// Larger batches than this are measured one at a time, smaller ones two in a row, since they are over before the machine is in its stride.
+const ONE_AT_A_TIME: usize = 16_384;
+
+/// A batch of more bytes goes as one of so many: it would take too long.
+const LARGEST: usize = 64 << 20;
 
 /// A share of fewer rows than this is not worth a launch of its own.
 const LEAST_SHARE: usize = 1024;
 
 impl Auto {
-    /// How long the measurements may take; the last one that is begun may end after it.
-    const BUDGET: Duration = Duration::from_millis(120);
-
     pub(crate) fn new(layers: &Layers, options: &LookupOptions, blocks: Blocks) -> Result<Self, Error> {
         let device = layers.device();
         let mut auto = Self {
             staged: Staged::new(layers, options)?,
-            crossover: Crossover { rows: usize::MAX, kernel_share: 0.0, measured: Vec::new() },
+            crossover: Crossover { rows: usize::MAX, measured: Vec::new() },
             side: Stream::new(device)?,
             forked: Mark::new(device)?,
             joined: Mark::new(device)?,
@@ -56,10 +59,12 @@ impl Auto {
         stream: StreamRef<'_>,
     ) -> Result<(), Error> {
         let shape = ids.shape();
-        if shape.tokens * shape.across() < self.crossover.rows {
+        let rows = shape.tokens * shape.across();
+        if rows < self.crossover.rows {
             return layers.enqueue(ids, out, blocks, stream);
         }
-        let share = self.crossover.kernel_tokens(shape.tokens, f64::from(self.staged.distinct_share()));
+        let share = self.crossover.kernel_share(rows);
+        let share = kernel_tokens(shape.tokens, share, f64::from(self.staged.distinct_share()));
         self.run_shared(layers, ids, out, share, blocks, stream)
     }
 
@@ -96,70 +101,72 @@ impl Auto {
         tails.and(heads)
     }
 
-    /// Times the three ways on uniform ids, by ascending size, as far as the budget goes.
+    /// Times the ways to read uniform ids.
     fn measure(&mut self, layers: &Layers, options: &LookupOptions, blocks: Blocks) -> Result<Vec<Measured>, Error> {
         let start = Instant::now();
         let device = layers.device();
         let across = layers.tables().len() * layers.columns();
-        let most = options.max_tokens.max(1);
-        // Larger batches go as the largest that is measured.
-        let largest = (131_072 / across).clamp(1, most);
-        // Every run reads other rows: what was read before is cheap to find again.
-        let all = largest * 4 * SIZES.len();
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let ids: Vec<i32> = (0..all)
-            .flat_map(|_| layers.tables())
-            .flat_map(|table| (0..layers.columns()).map(move |_| table))
-            .map(|table| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let rows = table.rows();
-                let row = rows.start + (state >> 32) % (rows.end - rows.start).max(1);
-                i32::try_from(row).unwrap_or(-1)
-            })
-            .collect();
-        let ids = DeviceBuffer::from_slice(device, &ids)?;
-        let out = DeviceBuffer::new(device, largest * across * layers.format().row_bytes())?;
+        let row_bytes = layers.format().row_bytes();
+        let most = options.max_tokens.max(1).min(LARGEST / (across * row_bytes).max(1));
+        let mut sizes = SIZES.map(|rows| (rows / across).min(most).max(1) * across).to_vec();
+        sizes.dedup();
+        let largest = sizes.last().map_or(1, |rows| rows / across);
+        let all = largest * 16;
+        let ids = DeviceBuffer::from_slice(device, &uniform(layers, all))?;
+        let out = DeviceBuffer::new(device, largest * across * row_bytes)?;
         let stream = Stream::new(device)?;
+        let stream = stream.as_ref();
         let clocks = [Event::with_time(device)?, Event::with_time(device)?];
-        let best = |rounds: usize, run: &mut dyn FnMut(StreamRef<'_>) -> Result<(), Error>| {
-            let mut best = f64::INFINITY;
-            for _ in 0..rounds {
-                clocks[0].record(stream.as_ref())?;
-                run(stream.as_ref())?;
-                clocks[1].record(stream.as_ref())?;
-                stream.synchronize()?;
-                best = best.min(clocks[1].elapsed_us(&clocks[0])?);
+        let mut run = |first: usize, tokens: usize, way: Way| {
+            let (offset, bytes) = ((first * across * 4) as u64, (tokens * across * 4) as u64);
+            // SAFETY: a part of a buffer that outlives the measurements.
+            let part = unsafe { DeviceView::from_raw(ids.address() + offset, bytes) };
+            let ids = Ids::new(part, IdShape::dense(IdType::I32, tokens, layers.tables().len(), layers.columns()))?;
+            let out = Output::packed(&out);
+            match way {
+                Way::Kernel | Way::Again => layers.enqueue(&ids, &out, blocks, stream),
+                Way::Staged => self.staged.run(layers, &ids, &out, stream),
+                Way::Shared(share) => {
+                    self.run_shared(layers, &ids, &out, kernel_tokens(tokens, share, 1.0), blocks, stream)
+                }
             }
-            Ok::<_, Error>(best)
         };
-        let mut measured: Vec<Measured> = Vec::new();
-        let mut next = 0;
-        for rows in SIZES {
-            let tokens = (rows / across).clamp(1, largest);
-            let rows = tokens * across;
-            if measured.last().is_some_and(|last| last.rows >= rows) || start.elapsed() > Self::BUDGET {
-                break;
-            }
-            let shape = IdShape::dense(IdType::I32, tokens, layers.tables().len(), layers.columns());
-            let packed = Output::packed(&out);
-            let mut fresh = || {
-                next = (next + tokens) % (all - largest + 1);
-                // SAFETY: a part of a buffer that outlives the measurements.
-                let part = unsafe {
-                    DeviceView::from_raw(ids.address() + (next * across * 4) as u64, (tokens * across * 4) as u64)
-                };
-                Ids::new(part, shape)
+        let mut first = 0;
+        let time = |rows: usize, way: Way| {
+            let (tokens, runs) = (rows / across, if rows > ONE_AT_A_TIME { 1 } else { 2 });
+            // Other rows in every run, where it is not about the same ones: what was read before is cheap to find again.
+            let mut next = || {
+                first = (first + tokens) % (all - tokens + 1);
+                first
             };
-            let rounds = if measured.is_empty() { 4 } else { 3 };
-            let kernel_us = best(rounds, &mut |stream| layers.enqueue(&fresh()?, &packed, blocks, stream))?;
-            let staged_us = best(rounds, &mut |stream| self.staged.run(layers, &fresh()?, &packed, stream))?;
-            let share = Crossover { rows: 0, kernel_share: fair_share(kernel_us, staged_us), measured: Vec::new() };
-            let share = share.kernel_tokens(tokens, 1.0);
-            let shared_us =
-                best(rounds, &mut |stream| self.run_shared(layers, &fresh()?, &packed, share, blocks, stream))?;
-            self.staged.check()?;
-            measured.push(Measured { rows, kernel_us, staged_us, shared_us });
-        }
+            // After a run of the same kind, as batches follow each other.
+            let mut at = next();
+            run(at, tokens, way)?;
+            clocks[0].record(stream)?;
+            for _ in 0..runs {
+                at = if way == Way::Again { at } else { next() };
+                run(at, tokens, way)?;
+            }
+            clocks[1].record(stream)?;
+            clocks[1].synchronize()?;
+            Ok::<_, Error>(clocks[1].elapsed_us(&clocks[0])? / f64::from(runs))
+        };
+        let measured = calibrate::measure(&sizes, || start.elapsed(), time)?;
+        self.staged.check()?;
         Ok(measured)
     }
+}
+
+/// Ids `[tokens][layers][columns]`, drawn from all rows.
+fn uniform(layers: &Layers, tokens: usize) -> Vec<i32> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    (0..tokens)
+        .flat_map(|_| layers.tables())
+        .flat_map(|table| (0..layers.columns()).map(move |_| table.rows()))
+        .map(|rows| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let row = rows.start + (state >> 32) % (rows.end - rows.start).max(1);
+            i32::try_from(row).unwrap_or(-1)
+        })
+        .collect()
 }

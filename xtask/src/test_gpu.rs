@@ -15,8 +15,14 @@ use crate::stub;
 /// Packages with such tests, and the features that these need.
 const PACKAGES: [(&str, &str); 2] = [("engram-cuda", "fault-injection"), ("engram-symm", "cuda")];
 
-/// A test in Python that drives the crate from PyTorch, through a library built for it.
-const TORCH: &str = include_str!("../../tests/torch/with_torch.py");
+/// Tests in Python that drive a package from PyTorch, through a library built for them.
+const TORCH: [(&str, &str); 2] = [
+    ("engram-cuda", include_str!("../../tests/torch/lookups.py")),
+    ("engram-symm", include_str!("../../tests/torch/exchange.py")),
+];
+
+/// What these tests share.
+const TORCH_MODULE: &str = include_str!("../../tests/torch/engram_torch.py");
 
 /// Fails without a device, when a test fails, and when no test ran.
 const RUNNER: &str = include_str!("test_gpu/run");
@@ -69,7 +75,7 @@ pub(crate) fn archive(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs the test that runs under PyTorch, with its library.
+/// Packs the tests that run under PyTorch, with their library.
 fn torch(folder: &Path, stub: &stub::Stub) -> Result<usize> {
     let messages = output(
         cargo()
@@ -83,12 +89,17 @@ fn torch(folder: &Path, stub: &stub::Stub) -> Result<usize> {
         .find_map(|message| message["filenames"].as_array()?.iter().find_map(Value::as_str).map(PathBuf::from))
         .context("cargo built no library for PyTorch")?;
     std::fs::copy(library, folder.join("libengram_torch.so"))?;
-    let program = folder.join("programs/engram-cuda.torch");
-    std::fs::write(&program, TORCH)?;
-    make_executable(&program)?;
-    let tests = TORCH.lines().filter(|line| line.starts_with("def test_")).count();
-    note(&format!("engram-cuda.torch: {tests} tests"));
-    Ok(tests)
+    std::fs::write(folder.join("engram_torch.py"), TORCH_MODULE)?;
+    let mut total = 0;
+    for (package, script) in TORCH {
+        let program = folder.join(format!("programs/{package}.torch"));
+        std::fs::write(&program, script)?;
+        make_executable(&program)?;
+        let tests = script.lines().filter(|line| line.starts_with("def test_")).count();
+        note(&format!("{package}.torch: {tests} tests"));
+        total += tests;
+    }
+    Ok(total)
 }
 
 /// Names and paths of the test programs that cargo says it built.

@@ -1,4 +1,5 @@
-//! A C interface for one test, `with_torch.py` beside this crate: just enough to drive lookups, prefetches and hashes on foreign streams and memory.
+//! A C interface for the tests in Python beside this crate: just enough to drive lookups, prefetches, hashes and exchanges on foreign streams and
+//! memory.
 //!
 //! Functions that can fail return null or a negative number, and leave the message for `engram_error`.
 #![cfg(feature = "cuda")]
@@ -19,6 +20,22 @@ use engram_cuda::{
 use engram_ple::{FormatKind, OutputType, TableFormat};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+macro_rules! close {
+    ($($name:ident: $ty:ty),*) => { $(
+        /// Drops the value.
+        ///
+        /// # Safety
+        /// It is live, and not used again.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(value: *mut $ty) {
+            // SAFETY: by the caller's promise.
+            drop(unsafe { Box::from_raw(value) });
+        }
+    )* };
+}
+
+pub mod exchange;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
@@ -236,17 +253,4 @@ pub unsafe extern "C" fn engram_hash(
     caught(hash()).unwrap_or(-1)
 }
 
-macro_rules! close {
-    ($($name:ident: $ty:ty),*) => { $(
-        /// Drops the value.
-        ///
-        /// # Safety
-        /// It is live, and not used again.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(value: *mut $ty) {
-            // SAFETY: by the caller's promise.
-            drop(unsafe { Box::from_raw(value) });
-        }
-    )* };
-}
 close!(engram_close_device: Device, engram_close_table: Table, engram_close_lookup: Lookup, engram_close_prefetcher: Prefetcher);

@@ -1,18 +1,11 @@
 #!/usr/bin/env python3
-"""engram-cuda on PyTorch's streams, memory and graphs, through libengram_torch.so beside this file.
-It is started as the other GPU tests are, and ends with the same line: test result: ..."""
-import ctypes, os, sys, traceback
+"""engram-cuda on PyTorch's streams, memory and graphs."""
+import ctypes, os, sys
 
-try:
-    import torch
-except ImportError:
-    sys.exit("this test needs PyTorch; ENGRAM_WITHOUT_TORCH=1 leaves it out of the run")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from engram_torch import INT, P, SIZE, U64, call, declare, good, lib, main, message, torch
 
-here = os.path.dirname(os.path.abspath(__file__))
-lib = ctypes.CDLL(os.environ.get("ENGRAM_TORCH_LIBRARY", os.path.join(here, "..", "libengram_torch.so")))
-P, U64, SIZE, INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
-for name, result, arguments in (
-    ("engram_device", P, [ctypes.c_uint32]),
+declare(
     ("engram_table", P, [P, ctypes.c_char_p, SIZE, ctypes.c_float, U64, U64, U64]),
     ("engram_lookup", P, [ctypes.POINTER(P), SIZE, SIZE]),
     ("engram_run", INT, [P, P]),
@@ -20,39 +13,8 @@ for name, result, arguments in (
     ("engram_start", INT, [P, P]),
     ("engram_finish", INT, [P, SIZE, P]),
     ("engram_hash", INT, [P, ctypes.c_int32, P, SIZE, U64, P]),
-    ("engram_error", None, [ctypes.c_char_p, SIZE]),
-    ("engram_close_device", None, [P]), ("engram_close_table", None, [P]),
-    ("engram_close_lookup", None, [P]), ("engram_close_prefetcher", None, [P]),
-):
-    function = getattr(lib, name)
-    function.restype, function.argtypes = result, arguments
-
-
-class Call(ctypes.Structure):
-    _fields_ = [("stream", P), ("ids", U64), ("id_bytes", U64), ("wide", INT), ("form", INT), ("tokens", SIZE),
-                ("token_stride", SIZE), ("layers", SIZE), ("columns", SIZE), ("out", U64), ("out_bytes", U64), ("capacity", SIZE)]
-
-
-def message():
-    text = ctypes.create_string_buffer(1000)
-    lib.engram_error(text, 1000)
-    return text.value.decode()
-
-
-def good(result):
-    if result is None or (isinstance(result, int) and result < 0):
-        raise AssertionError(message())
-    return result
-
-
-def call(ids, out, form=0):
-    tokens, layers, columns = ids.shape
-    assert ids.stride(2) == 1 and ids.stride(1) == columns
-    stride = ids.stride(0) if tokens > 1 else layers * columns
-    span = ((tokens - 1) * stride + layers * columns) * ids.element_size()
-    return Call(torch.cuda.current_stream().cuda_stream, ids.data_ptr(), span, ids.dtype == torch.int64, form, tokens, stride,
-                layers, columns, out.data_ptr(), out.numel() * out.element_size(), out.shape[1] if form else 0)
-
+    ("engram_close_table", None, [P]), ("engram_close_lookup", None, [P]), ("engram_close_prefetcher", None, [P]),
+)
 
 device = good(lib.engram_device(0))
 WIDTH, ROWS, COLUMNS = 64, 5000, 4
@@ -199,23 +161,6 @@ def test_hashes_run_on_a_foreign_stream():
     assert torch.equal(outs[0], outs[1]) and (ids >= 0).all() and ids.unique().numel() > count
 
 
-def main():
-    tests = {name: test for name, test in globals().items() if name.startswith("test_")}
-    wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
-    failed = passed = 0
-    for name, test in tests.items():
-        if wanted and not any(w in name for w in wanted):
-            continue
-        try:
-            test()
-            passed += 1
-            print(f"test {name} ... ok", flush=True)
-        except Exception:
-            failed += 1
-            print(f"test {name} ... FAILED\n{traceback.format_exc()}", flush=True)
-    lib.engram_close_device(device)
-    print(f"test result: {'FAILED' if failed else 'ok'}. {passed} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out")
-    sys.exit(101 if failed else 0)
-
-
-main()
+code = main(globals())
+lib.engram_close_device(device)
+sys.exit(code)

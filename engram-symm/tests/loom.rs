@@ -4,12 +4,14 @@
 #![expect(
     clippy::arc_with_non_send_sync,
     clippy::cast_possible_truncation,
+    clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "the model's threads are its own, its numbers are small, and a test fails by panicking"
+    reason = "the model's threads are its own, its numbers are small, and a test says how large it was or panics"
 )]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64 as Plain, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64 as Plain, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use engram_symm::protocol::{
     Call, Control, Failure, Fault, Mutant, Operation, Payload, Phase, Protocol, Signals, Wait, Word,
@@ -19,14 +21,42 @@ use loom::sync::atomic::AtomicU64;
 
 const WORDS: usize = 5;
 
+/// A word that two ranks share.
+struct Signal {
+    word: AtomicU64,
+    /// What was stored last.
+    latest: Plain,
+    /// Whether the last load returned an older value than that, as loads may where nothing orders the store before them.
+    missed: AtomicBool,
+}
+
+impl Signal {
+    fn new(value: u64) -> Self {
+        Self { word: AtomicU64::new(value), latest: Plain::new(value), missed: AtomicBool::new(false) }
+    }
+
+    fn load(&self, order: Ordering) -> u64 {
+        let value = self.word.load(order);
+        self.missed.store(value != self.latest.load(Ordering::Relaxed), Ordering::Relaxed);
+        value
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.word.store(value, order);
+        self.latest.store(value, Ordering::Relaxed);
+    }
+}
+
 /// The memory of a group of `world` ranks: modelled atomics for the words that two ranks share, and cells that detect
 /// conflicting accesses for ids and rows.
 struct Memory {
     world: usize,
     /// Whether a rank may give up. Where none does, the words for that are left out of the model.
     faults: bool,
+    /// How many more vain waits are explored, see [`Bounds`].
+    vain_waits: AtomicUsize,
     /// `[owner][from][word]`
-    words: Vec<AtomicU64>,
+    signals: Vec<Signal>,
     /// `[rank][word]`, each rank's own line and control line.
     own: Vec<Plain>,
     /// `[rank]`, published for all owners to read.
@@ -40,20 +70,34 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(world: usize, last: u32, faults: bool) -> Self {
+    fn new(world: usize, faults: bool) -> Self {
         let cells = |count| (0..count).map(|_| UnsafeCell::new(0)).collect();
-        let call = Call { epoch: last, operation: Operation::Unknown(0), slot: 0 }.to_word();
-        let word = |index| if index % WORDS <= Word::Done as usize { call } else { 0 };
+        let call = Call { epoch: LAST, operation: Operation::Unknown(0), slot: 0 }.to_word();
+        let words = if faults { WORDS } else { Word::Done as usize + 1 };
+        let word = |index| if index % words <= Word::Done as usize { call } else { 0 };
         Self {
             world,
             faults,
-            words: (0..world * world * WORDS).map(|index| AtomicU64::new(word(index))).collect(),
+            vain_waits: usize::MAX.into(),
+            signals: (0..world * world * words).map(|index| Signal::new(word(index))).collect(),
             own: (0..world * 2 * WORDS).map(|_| Plain::new(0)).collect(),
             ids: cells(world),
             rows: cells(world * world),
             pushed_ids: cells(world * world),
             pushed_rows: cells(world * world),
         }
+    }
+
+    /// The words in the memory of `owner`: `[from][word]`.
+    fn signals(&self, owner: usize) -> &[Signal] {
+        let line = self.signals.len() / self.world;
+        &self.signals[owner * line..][..line]
+    }
+
+    fn signal(&self, owner: usize, from: usize, word: Word) -> &Signal {
+        assert!(matches!(word, Word::Call | Word::Done) || self.faults, "a rank gives up");
+        let signals = self.signals(owner);
+        &signals[from * (signals.len() / self.world) + word as usize]
     }
 }
 
@@ -66,6 +110,13 @@ struct View {
 impl View {
     fn own(&self, index: usize) -> &Plain {
         &self.memory.own[self.rank * 2 * WORDS + index]
+    }
+
+    /// Whether what follows a wait of this rank is to be explored: not if the wait is vain, once there were enough of those.
+    fn may_wait(&self) -> bool {
+        let vain = self.memory.signals(self.rank).iter().any(|signal| signal.missed.load(Ordering::Relaxed));
+        let spend = |left: usize| left.checked_sub(1);
+        !vain || self.memory.vain_waits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok()
     }
 }
 
@@ -86,15 +137,14 @@ impl Signals for View {
         if word == Word::Poison && !self.memory.faults {
             return 0;
         }
-        self.memory.words[(owner * self.memory.world + from) * WORDS + word as usize].load(order)
+        self.memory.signal(owner, from, word).load(order)
     }
 
     fn store(&self, owner: usize, word: Word, value: u64, order: Ordering) {
         if owner == self.rank {
             return self.own(word as usize).store(value, Ordering::Relaxed);
         }
-        assert!(word != Word::Poison || self.memory.faults, "a rank gives up");
-        self.memory.words[(owner * self.memory.world + self.rank) * WORDS + word as usize].store(value, order);
+        self.memory.signal(owner, self.rank, word).store(value, order);
     }
 
     fn control(&self, word: Control) -> u64 {
@@ -190,14 +240,21 @@ impl Payload for Rows {
     }
 }
 
-/// One failed round of polls is explored a barrier (a step, where there is no barrier). With the next one the deadline
-/// passes if it may; otherwise the rest of the execution is followed but not branched.
-#[derive(Default)]
+/// One failed round of polls is explored a barrier (a step, where there is no barrier), within [`Bounds`]. With the next
+/// one the deadline passes if it may; otherwise the rest of the execution is followed but not branched.
 struct Poll {
-    phase: Option<Phase>,
-    failed: bool,
+    view: View,
     barriers: bool,
     expires: bool,
+    phase: Option<Phase>,
+    failed: bool,
+}
+
+impl Poll {
+    fn new(view: &View, operation: Operation, expires: bool) -> Self {
+        let barriers = operation == Operation::Barrier;
+        Self { view: view.clone(), barriers, expires, phase: None, failed: false }
+    }
 }
 
 impl Wait for Poll {
@@ -206,10 +263,11 @@ impl Wait for Poll {
             self.failed = false;
         }
         self.phase = Some(phase);
-        if std::mem::replace(&mut self.failed, true) {
-            if self.expires {
-                return false;
-            }
+        let again = std::mem::replace(&mut self.failed, true);
+        if again && self.expires {
+            return false;
+        }
+        if again || !self.view.may_wait() {
             loom::skip_branch();
         }
         loom::thread::yield_now();
@@ -217,15 +275,18 @@ impl Wait for Poll {
     }
 }
 
-fn poll(operation: Operation, expires: bool) -> Poll {
-    Poll { barriers: operation == Operation::Barrier, expires, ..Poll::default() }
-}
-
-fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+/// Explores all executions with that many preemptions at most, and returns how many there were.
+fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) -> usize {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.max_branches = 10_000;
-    builder.check(model);
+    let executions = Arc::new(AtomicUsize::new(0));
+    let count = executions.clone();
+    builder.check(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    executions.load(Ordering::Relaxed)
 }
 
 /// Steps begin just before the epoch wraps.
@@ -251,7 +312,7 @@ impl Rank {
     }
 
     fn run(&mut self, operation: Operation, slot: u32) -> Result<(), Fault> {
-        let wait = &mut poll(operation, self.expires);
+        let wait = &mut Poll::new(&self.view, operation, self.expires);
         self.protocol.run(&self.view, operation, slot, &mut self.rows, wait).map_err(|failure| match failure {
             Failure::Fault(fault) => fault,
             Failure::Payload(never) => match never {},
@@ -260,9 +321,9 @@ impl Rank {
 }
 
 /// Runs one closure a rank, rank 0 on the model's own thread, and returns what they return.
-fn ranks<T: 'static>(world: usize, faults: bool, rank: impl Fn(&Arc<Memory>, usize) -> T + Clone + 'static) -> Vec<T> {
-    let memory = Arc::new(Memory::new(world, LAST, faults));
-    let others: Vec<_> = (1..world)
+fn ranks<T: 'static>(memory: Memory, rank: impl Fn(&Arc<Memory>, usize) -> T + Clone + 'static) -> Vec<T> {
+    let memory = Arc::new(memory);
+    let others: Vec<_> = (1..memory.world)
         .map(|other| {
             let (memory, rank) = (memory.clone(), rank.clone());
             loom::thread::spawn(move || rank(&memory, other))
@@ -288,10 +349,32 @@ enum Wrong {
     ReadsLate,
 }
 
+/// How much of what may happen in two exchanges is explored.
+///
+/// A rank that could go on is held up when it is preempted, but also when it waits in vain: when its polls miss a signal
+/// that is there, as loads may, and it yields. Both are the same to all ranks. Polls that find nothing read words that
+/// their rank has seen in the step before, so they order nothing, and no rank can tell that they were made: it might as
+/// well have been preempted before them. But the checker does not count vain waits among the preemptions, and they are
+/// most of what there is to explore. Where that is too much they have a bound of their own: after one too many the rest of
+/// the execution is followed but not branched.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    ranks: usize,
+    preemptions: usize,
+    vain_waits: usize,
+}
+
+const TWO: Bounds = Bounds { ranks: 2, preemptions: 3, vain_waits: usize::MAX };
+const THREE: Bounds = Bounds { ranks: 3, preemptions: 1, vain_waits: usize::MAX };
+/// `THREE` has any number of vain waits with a preemption at most, so that both together hold ranks up twice in every way.
+const DEEP: Bounds = Bounds { ranks: 3, preemptions: 2, vain_waits: 1 };
+
 /// Two exchanges of all ranks.
-fn exchanges(world: usize, preemptions: usize, steps: [Operation; 2], wrong: Wrong) {
-    check(preemptions, move || {
-        ranks(world, false, move |memory, rank| {
+fn exchanges(bounds: Bounds, steps: [Operation; 2], wrong: Wrong) {
+    let start = Instant::now();
+    let executions = check(bounds.preemptions, move || {
+        let memory = Memory { vain_waits: bounds.vain_waits.into(), ..Memory::new(bounds.ranks, false) };
+        ranks(memory, move |memory, rank| {
             let mutant = match wrong {
                 // Here one rank at fault must be enough.
                 Wrong::Protocol(Mutant::PeerNotAwaited) if rank > 0 => None,
@@ -303,28 +386,31 @@ fn exchanges(world: usize, preemptions: usize, steps: [Operation; 2], wrong: Wro
             for operation in steps {
                 assert_eq!(rank.run(operation, 1), Ok(()));
             }
-            assert_eq!(rank.rows.collected + rank.rows.unread.len(), 2 * world);
+            assert_eq!(rank.rows.collected + rank.rows.unread.len(), 2 * bounds.ranks);
         });
     });
+    let Bounds { ranks, preemptions, .. } = bounds;
+    let time = start.elapsed();
+    println!("{steps:?} of {ranks} ranks at {preemptions} preemptions: {executions} executions in {time:.1?}");
 }
 
 #[test]
 fn two_ranks() {
-    PAIRS.into_iter().for_each(|steps| exchanges(2, 3, steps, Wrong::Nothing));
+    PAIRS.into_iter().for_each(|steps| exchanges(TWO, steps, Wrong::Nothing));
 }
 
 #[test]
 fn three_ranks() {
-    PAIRS.into_iter().for_each(|steps| exchanges(3, 1, steps, Wrong::Nothing));
+    PAIRS.into_iter().for_each(|steps| exchanges(THREE, steps, Wrong::Nothing));
 }
 
-/// Three ranks at two preemptions, a test for each pair of steps, so that they run side by side.
+/// A test for each pair of steps, so that they run side by side.
 macro_rules! three_ranks_deep {
     ($($name:ident = $pair:literal),*) => {$(
         #[test]
         #[ignore = "takes long: cargo xtask loom --deep"]
         fn $name() {
-            exchanges(3, 2, PAIRS[$pair], Wrong::Nothing);
+            exchanges(DEEP, PAIRS[$pair], Wrong::Nothing);
         }
     )*};
 }
@@ -335,7 +421,7 @@ three_ranks_deep! { deep_barriers = 0, deep_pushes = 1, deep_push_after_barrier 
 fn a_deadline_may_pass_at_any_time() {
     for steps in PAIRS {
         check(3, move || {
-            let memory = Arc::new(Memory::new(2, LAST, true));
+            let memory = Arc::new(Memory::new(2, true));
             let run = move |memory: &Arc<Memory>, rank, expires| {
                 let mut rank = Rank { expires, ..Rank::new(memory, rank, None) };
                 let failed = (0..).zip(steps).find_map(|(at, operation)| Some((at, rank.run(operation, 1).err()?)));
@@ -363,7 +449,7 @@ fn a_deadline_may_pass_at_any_time() {
 /// Rank 2 dies, before its first call or once only rank 0 has got it. Only rank 0 has a deadline; the third learns of it.
 fn dead_rank(operation: Operation, calls: bool, mutant: Option<Mutant>) {
     check(2, move || {
-        let failed = ranks(3, true, move |memory, rank| {
+        let failed = ranks(Memory::new(3, true), move |memory, rank| {
             let mut rank = Rank { expires: rank == 0, ..Rank::new(memory, rank, mutant) };
             if rank.view.rank < 2 {
                 return rank.run(operation, 1).err();
@@ -396,8 +482,9 @@ fn a_mismatch_is_seen_by_all() {
         for odd in 0..3 {
             check(1, move || {
                 let slot = move |rank| if rank == odd { 2 } else { 1 };
-                let failed =
-                    ranks(3, true, move |memory, rank| Rank::new(memory, rank, None).run(operation, slot(rank)));
+                let failed = ranks(Memory::new(3, true), move |memory, rank| {
+                    Rank::new(memory, rank, None).run(operation, slot(rank))
+                });
                 for (rank, failed) in failed.into_iter().enumerate() {
                     let Err(Fault::Mismatch { rank: other, ours, theirs }) = failed else {
                         panic!("rank {rank}: {failed:?}")
@@ -445,8 +532,9 @@ fn every_mutant_fails() {
         (push, Wrong::ReadsLate),
     ];
     for (steps, wrong) in wrong {
-        assert!(fails(move || exchanges(2, 3, steps, wrong)), "2 ranks do not see {wrong:?} in {steps:?}");
-        assert!(fails(move || exchanges(3, 1, steps, wrong)), "3 ranks do not see {wrong:?} in {steps:?}");
+        for bounds in [TWO, THREE, DEEP] {
+            assert!(fails(move || exchanges(bounds, steps, wrong)), "{bounds:?} does not see {wrong:?} in {steps:?}");
+        }
     }
     for operation in [Operation::Barrier, Operation::Push] {
         let model = move || dead_rank(operation, false, Some(Mutant::PoisonNotRead));

@@ -13,7 +13,8 @@ use super::kernels::{self, BARRIER, Control, PUSH, STEP, THREADS, WARPS};
 use super::layout::{Agreed, Layout, unit};
 use super::{Segments, peer_access};
 use crate::exchange::{Algorithm, Config, Output, invalid};
-use crate::protocol::{Call, LINE, MAX_WORLD, Operation, Poison, Word};
+use crate::protocol::words::Poison;
+use crate::protocol::{Call, LINE, MAX_WORLD, Operation, Word};
 use crate::{Error, Group, PeerAccess, Registration, Result, Step};
 
 /// How `Push` tells that something has arrived.

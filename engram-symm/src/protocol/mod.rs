@@ -81,13 +81,11 @@ mod machine;
 mod mutant;
 mod signals;
 mod wait;
-mod words;
+pub(crate) mod words;
 
 pub use machine::{Failure, Payload, Progress, Protocol, Wait};
 #[cfg(loom)]
 pub use mutant::Mutant;
 pub use signals::{Control, LINE, MAX_WORLD, Signals, Word, signal_bytes};
 pub use wait::{Patience, Spins};
-#[cfg(feature = "cuda")]
-pub(crate) use words::Poison;
 pub use words::{Call, Fault, Operation, Phase};

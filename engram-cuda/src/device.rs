@@ -226,8 +226,11 @@ impl Device {
         release().is_ok()
     }
 
-    /// Refuses memory that is not this device's (or, where `host` allows it, host memory that the device can read).
-    pub(crate) fn check_home(&self, what: &'static str, address: u64, host: bool) -> Result<(), Error> {
+    /// Refuses memory that is not this device's (or, where `host` allows it, host memory that the device can read); `what` names it in the error.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`]; [`Error::Driver`].
+    pub fn check_home(&self, what: &'static str, address: u64, host: bool) -> Result<(), Error> {
         const HOST: c_uint = 1;
         const DEVICE: c_uint = 2;
         let _bound = self.bind()?;

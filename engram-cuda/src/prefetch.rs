@@ -56,7 +56,6 @@ pub struct Prefetcher {
 
 /// One of the dependencies that keep a prefetch right, for tests that show what happens without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "fault-injection"), expect(unreachable_pub, reason = "public with the feature alone"))]
 pub enum Dependency {
     /// The side stream waits for the work that writes the ids.
     Producer,

@@ -100,21 +100,30 @@ struct Started {
     finished: usize,
 }
 
-/// Starts and finishes of one prefetcher.
+/// Starts and finishes of one prefetcher, apart from what they enqueue.
+///
+/// A start opens a step, each layer is finished once, in the scope of the start and in any order; then the next start may come.
 #[derive(Debug)]
-pub(crate) struct Order {
+#[cfg_attr(not(feature = "cuda"), expect(unreachable_pub, reason = "public with the feature alone"))]
+pub struct Order {
     started: Option<Started>,
     /// Layers finished since the start. Kept beside, so that starting allocates nothing.
     finished: Vec<bool>,
 }
 
+#[cfg_attr(not(feature = "cuda"), expect(unreachable_pub, reason = "public with the feature alone"))]
 impl Order {
-    pub(crate) fn new(layers: usize) -> Self {
+    /// Before the first start of a prefetcher of so many layers.
+    #[must_use]
+    pub fn new(layers: usize) -> Self {
         Self { started: None, finished: vec![false; layers] }
     }
 
-    /// A start of `tokens` tokens. Errors leave everything as it was, but for [`PrefetchError::CaptureEnded`], which gives the lost start up.
-    pub(crate) fn start(&mut self, scope: Scope, tokens: usize) -> Result<(), PrefetchError> {
+    /// Whether a start may come here: no layer is open.
+    ///
+    /// # Errors
+    /// [`PrefetchError::Started`]; [`PrefetchError::CaptureEnded`], which gives the lost start up.
+    pub fn may_start(&mut self, scope: Scope) -> Result<(), PrefetchError> {
         let layers = self.finished.len();
         if let Some(last) = self.started.as_ref().filter(|last| last.finished < layers) {
             let (began, unfinished) = (last.scope, layers - last.finished);
@@ -124,13 +133,25 @@ impl Order {
             }
             return Err(PrefetchError::Started { unfinished, layers });
         }
+        Ok(())
+    }
+
+    /// A start of `tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`Order::may_start`].
+    pub fn start(&mut self, scope: Scope, tokens: usize) -> Result<(), PrefetchError> {
+        self.may_start(scope)?;
         self.started = Some(Started { scope, tokens, finished: 0 });
         self.finished.fill(false);
         Ok(())
     }
 
     /// Whether a layer may be finished here; [`Order::finished`] then notes that it was.
-    pub(crate) fn may_finish(&self, layer: usize, scope: Scope, tokens: usize) -> Result<(), PrefetchError> {
+    ///
+    /// # Errors
+    /// Any other [`PrefetchError`], which says what to do.
+    pub fn may_finish(&self, layer: usize, scope: Scope, tokens: usize) -> Result<(), PrefetchError> {
         let layers = self.finished.len();
         let Some(&done) = self.finished.get(layer) else {
             return Err(PrefetchError::Layer { layer, layers });
@@ -148,7 +169,8 @@ impl Order {
         Ok(())
     }
 
-    pub(crate) fn finished(&mut self, layer: usize) {
+    /// Notes that a layer was finished.
+    pub fn finished(&mut self, layer: usize) {
         if let (Some(start), Some(done)) = (&mut self.started, self.finished.get_mut(layer)) {
             start.finished += usize::from(!*done);
             *done = true;
@@ -156,7 +178,8 @@ impl Order {
     }
 
     /// Tokens of the start in progress, and where it was made.
-    pub(crate) fn pending(&self) -> Option<(usize, Scope)> {
+    #[must_use]
+    pub fn pending(&self) -> Option<(usize, Scope)> {
         self.started
             .as_ref()
             .filter(|start| start.finished < self.finished.len())
@@ -164,7 +187,7 @@ impl Order {
     }
 
     /// Gives the last start up.
-    pub(crate) fn abandon(&mut self) {
+    pub fn abandon(&mut self) {
         self.started = None;
     }
 }

@@ -1,11 +1,13 @@
 //! What lies beneath lookups and prefetchers, for crates that bring kernels of their own.
 //!
 //! A [`Module`] holds the kernels, a [`TableArray`] shows them the tables, [`MappedWords`] let them talk to the host, and a [`Mark`] orders streams,
-//! inside captures and outside. [`vmm`] is memory that other processes can map. None of it checks what a kernel does with an address.
+//! inside captures and outside. A [`PrefetchOrder`] is the order in which a prefetcher's calls may come. [`vmm`] is memory that other processes can map. None of it checks what a kernel does with an address.
 
 pub use crate::array::TableArray;
 pub use crate::launch::Module;
 pub use crate::memory::{fill, read, write};
+pub use crate::prefetch::Dependency;
+pub use crate::prefetch_state::Order as PrefetchOrder;
 pub use crate::stream::Mark;
 pub use crate::words::MappedWords;
 

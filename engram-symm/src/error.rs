@@ -181,6 +181,24 @@ pub enum Error {
     #[error("the exchange is awake")]
     Awake,
 
+    /// A call that allocates or waits, inside a stream capture, which forbids both.
+    #[error("rank {rank}: {what} cannot run while a stream is being captured: {remedy}")]
+    Capturing {
+        /// The rank that called it.
+        rank: usize,
+        /// The call.
+        what: String,
+        /// What to do instead.
+        remedy: String,
+    },
+
+    /// Calls of a prefetcher in an order that cannot work.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    // Never sent: it concerns this rank alone.
+    #[serde(skip)]
+    Prefetch(#[from] engram_cuda::PrefetchError),
+
     /// Ranks that meet through a store cannot pass descriptors: they may be on different nodes.
     #[error("{step} needs a group within one node, this one meets through a store")]
     AcrossNodes {

@@ -38,7 +38,7 @@ const FOLDERS: [Folder; 2] = [
     Folder {
         path: "engram-symm/kernels",
         headers: &["../../engram-cuda/kernels/common.cuh", "../../engram-cuda/kernels/e4m3.cuh"],
-        sources: &[("barrier", &[80]), ("push", &[80])],
+        sources: &[("barrier", &[80]), ("push", &[80]), ("prefetch", &[80])],
     },
 ];
 

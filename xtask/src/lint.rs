@@ -6,10 +6,8 @@ use anyhow::Result;
 use std::process::Command;
 
 /// Sets of features; each is one call of cargo, over all targets.
-const FEATURE_SETS: [&[&str]; 2] = [
-    &["--workspace"],
-    &["--workspace", "--features", "engram-loader/cli,engram-cuda/fault-injection,engram-symm/cuda"],
-];
+const FEATURE_SETS: [&[&str]; 2] =
+    [&["--workspace"], &["--workspace", "--features", "engram-loader/cli,engram-symm/fault-injection"]];
 
 pub(crate) fn clippy() -> Result<()> {
     for_each_set(|set| {

@@ -11,7 +11,7 @@ const SUITES: [(&str, &[&str]); 8] = [
     ("engram-loader", &["-p", "engram-loader", "--features", "cli"]),
     ("engram-cuda", &["-p", "engram-cuda", "--features", "fault-injection"]),
     ("engram-symm", &["-p", "engram-symm"]),
-    ("engram-symm, cuda", &["-p", "engram-symm", "--features", "cuda", "--lib", "--test", "gpu"]),
+    ("engram-symm, cuda", &["-p", "engram-symm", "--features", "fault-injection", "--lib", "--test", "gpu"]),
     ("xtask", &["-p", "xtask"]),
     ("workspace", &["-p", "engram-tests"]),
 ];

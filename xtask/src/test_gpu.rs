@@ -13,7 +13,7 @@ use crate::process::{cargo, note, output, run as run_command, target};
 use crate::stub;
 
 /// Packages with such tests, and the features that these need.
-const PACKAGES: [(&str, &str); 2] = [("engram-cuda", "fault-injection"), ("engram-symm", "cuda")];
+const PACKAGES: [(&str, &str); 2] = [("engram-cuda", "fault-injection"), ("engram-symm", "fault-injection")];
 
 /// Tests in Python that drive a package from PyTorch, through a library built for them.
 const TORCH: [(&str, &str); 2] = [

@@ -10,7 +10,7 @@ use engram_cuda::{Device, DeviceBuffer, DeviceView, IdType, Ids, Stream, StreamR
 
 use super::choose::{self, Choice};
 use super::kernels::{self, BARRIER, Control, PUSH, STEP, THREADS, WARPS};
-use super::layout::{Agreed, Layout, unit};
+use super::layout::{Agreed, Layout, RowShape, unit};
 use super::{Segments, peer_access};
 use crate::exchange::{Algorithm, Config, Output, invalid};
 use crate::protocol::words::Poison;
@@ -456,7 +456,7 @@ impl Exchange {
     }
 
     /// Refuses what this rank can refuse by itself.
-    fn admit(&self, ids: &Ids<'_>, slot: u32) -> Result<kernels::Exchange> {
+    pub(super) fn admit(&self, ids: &Ids<'_>, slot: u32) -> Result<kernels::Exchange> {
         self.require_awake()?;
         self.check()?;
         let shape = *ids.shape();
@@ -483,6 +483,16 @@ impl Exchange {
             slot,
             ..self.base
         })
+    }
+
+    /// How rows lie in the outputs.
+    pub(super) fn row_shape(&self) -> &RowShape {
+        &self.layout.row
+    }
+
+    /// Where kernels find [`Control::state`]; the address stays while the exchange sleeps.
+    pub(super) fn state_address(&self) -> u64 {
+        self.segments.signals(self.rank) + std::mem::offset_of!(Control, state) as u64
     }
 
     /// The largest slot that may be pushed by lines.
@@ -517,9 +527,8 @@ impl Exchange {
     }
 
     fn set_state(&self, state: u64) -> Result<()> {
-        let address = self.segments.signals(self.rank) + std::mem::offset_of!(Control, state) as u64;
         // SAFETY: a word of this rank's own signals; no kernel of this exchange runs.
-        let written = unsafe { raw::write(&self.device, address, &[state]) };
+        let written = unsafe { raw::write(&self.device, self.state_address(), &[state]) };
         written.map_err(|error| self.cuda("writing the control line", &error))
     }
 

@@ -28,11 +28,8 @@ pub(super) const BARRIER: Ptx = Ptx::new(
 );
 
 /// The exchanges without one.
-pub(super) const PUSH: Ptx = Ptx::new(
-    &["push_lines_unmarked", "push_lines_marked", "push_by_flags"],
-    ptx!("push.compute_80.ptx"),
-    None,
-);
+pub(super) const PUSH: Ptx =
+    Ptx::new(&["push_lines_unmarked", "push_lines_marked", "push_by_flags"], ptx!("push.compute_80.ptx"), None);
 
 /// Threads a block of all kernels.
 pub(super) const THREADS: u32 = 512;

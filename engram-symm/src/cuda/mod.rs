@@ -4,11 +4,13 @@ mod choose;
 mod exchange;
 mod kernels;
 mod layout;
+mod prefetch;
 mod reach;
 mod segments;
 
 pub use choose::{Choice, Measured};
 pub use exchange::{Exchange, Options, Push, Rows};
+pub use prefetch::Prefetcher;
 pub use reach::{DeviceReach, peer_access};
 pub use segments::Segments;
 

@@ -8,7 +8,7 @@ use engram_cuda::{Device, DeviceBuffer, IdShape, IdType, Placement, Stream, Tabl
 use engram_ple::{TableSource, mx};
 use engram_symm::cuda::{Exchange, Options, Push, Rows};
 use engram_symm::protocol::Fault;
-use engram_symm::{Algorithm, Error, Group, Ids, Output, Result};
+use engram_symm::{Algorithm, Config, Error, Group, Ids, Output, Result};
 
 use crate::suite::model::{Random, Shape, Tables};
 use crate::suite::{Backend, Exchanger, Pace};
@@ -72,7 +72,7 @@ pub(crate) struct GpuExchange<W> {
     ids: DeviceBuffer,
     pace: Pace,
     /// What borrowed tables lie in.
-    _memory: Vec<DeviceBuffer>,
+    memory: Vec<DeviceBuffer>,
     way: PhantomData<W>,
 }
 
@@ -110,12 +110,23 @@ fn tables<W: Way>(shape: &Shape, rank: usize) -> (Vec<Table>, Vec<DeviceBuffer>)
 }
 
 pub(crate) fn create<W: Way>(group: &mut Group, shape: &Shape, epoch: u32, pace: Pace) -> Result<GpuExchange<W>> {
+    create_as(group, "suite", shape, epoch, pace)
+}
+
+/// As [`create`], under another name.
+pub(crate) fn create_as<W: Way>(
+    group: &mut Group,
+    name: &str,
+    shape: &Shape,
+    epoch: u32,
+    pace: Pace,
+) -> Result<GpuExchange<W>> {
     let (tables, memory) = tables::<W>(shape, group.rank());
     let mut options = Options::default();
     options.push = W::PUSH;
     options.through_host = W::THROUGH_HOST;
     options.epoch = epoch;
-    let exchange = Exchange::create(group, device(), "suite", shape.config(), &tables, &options)?;
+    let exchange = Exchange::create(group, device(), name, shape.config(), &tables, &options)?;
     let stride = (shape.layers + GAPS.0 + GAPS.1) * shape.columns + GAPS.2;
     let room = (shape.capacity as usize * stride).max(1) * size_of::<i32>();
     Ok(GpuExchange {
@@ -123,9 +134,35 @@ pub(crate) fn create<W: Way>(group: &mut Group, shape: &Shape, epoch: u32, pace:
         stream: Stream::new(device()).unwrap(),
         ids: DeviceBuffer::new(device(), room).unwrap(),
         pace,
-        _memory: memory,
+        memory,
         way: PhantomData,
     })
+}
+
+/// The rows as the suite compares them.
+pub(crate) fn bytes(config: &Config, rows: &Rows<'_>) -> Vec<Vec<u8>> {
+    let format = &config.layers[0].format;
+    let (layers, columns, slot) = (config.layers.len(), config.columns, rows.slot as usize);
+    // SAFETY: outputs of the exchange, of that size.
+    let read = |address: u64, bytes: usize| unsafe { raw::read::<u8>(device(), address, bytes) }.unwrap();
+    if config.output == Output::Packed {
+        return vec![read(rows.rows.address(), slot * layers * columns * format.row_bytes())];
+    }
+    let row = match config.output {
+        Output::Bf16 | Output::F16 => format.width() * 2,
+        _ => format.value_bytes(),
+    };
+    let mut parts = Vec::new();
+    for layer in 0..layers {
+        let stride = config.capacity as usize * columns * row;
+        parts.push(read(rows.rows.address() + (layer * stride) as u64, slot * columns * row));
+        if let Some(scales) = &rows.scales {
+            let elements = columns * format.width();
+            let stride = mx::layer_bytes(config.capacity as usize, elements);
+            parts.push(read(scales.address() + (layer * stride) as u64, mx::layer_bytes(slot, elements)));
+        }
+    }
+    parts
 }
 
 impl<W: Way> Backend for Gpu<W> {
@@ -139,6 +176,11 @@ impl<W: Way> Backend for Gpu<W> {
 }
 
 impl<W> GpuExchange<W> {
+    /// The exchange, and what its tables lie in.
+    pub(crate) fn into_parts(self) -> (Exchange, Vec<DeviceBuffer>) {
+        (self.exchange, self.memory)
+    }
+
     fn hold_up(&mut self) {
         match &mut self.pace {
             Pace::Steady => {}
@@ -151,32 +193,6 @@ impl<W> GpuExchange<W> {
                 }
             }
         }
-    }
-
-    fn bytes(&self, rows: &Rows<'_>) -> Vec<Vec<u8>> {
-        let config = self.exchange.config();
-        let format = &config.layers[0].format;
-        let (layers, columns, slot) = (config.layers.len(), config.columns, rows.slot as usize);
-        // SAFETY: outputs of the exchange, of that size.
-        let read = |address: u64, bytes: usize| unsafe { raw::read::<u8>(device(), address, bytes) }.unwrap();
-        if config.output == Output::Packed {
-            return vec![read(rows.rows.address(), slot * layers * columns * format.row_bytes())];
-        }
-        let row = match config.output {
-            Output::Bf16 | Output::F16 => format.width() * 2,
-            _ => format.value_bytes(),
-        };
-        let mut parts = Vec::new();
-        for layer in 0..layers {
-            let stride = config.capacity as usize * columns * row;
-            parts.push(read(rows.rows.address() + (layer * stride) as u64, slot * columns * row));
-            if let Some(scales) = &rows.scales {
-                let elements = columns * format.width();
-                let stride = mx::layer_bytes(config.capacity as usize, elements);
-                parts.push(read(scales.address() + (layer * stride) as u64, mx::layer_bytes(slot, elements)));
-            }
-        }
-        parts
     }
 
     fn outcome<T>(&self, value: T) -> Result<T> {
@@ -208,7 +224,7 @@ impl<W> Exchanger for GpuExchange<W> {
 
     fn rows(&self) -> Vec<Vec<u8>> {
         self.stream.synchronize().unwrap();
-        self.bytes(&self.exchange.rows())
+        bytes(self.exchange.config(), &self.exchange.rows())
     }
 
     fn check(&self) -> Result<(), Fault> {

@@ -4,6 +4,9 @@
 
 mod backend;
 mod exchange;
+mod faults;
+mod graphs;
+mod prefetch;
 mod ranks;
 mod segments;
 #[expect(dead_code, reason = "tables on a GPU cannot fail to be read")]

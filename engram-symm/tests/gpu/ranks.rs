@@ -55,6 +55,10 @@ impl Rank {
     pub(crate) fn number(&self) -> usize {
         self.launch.rank
     }
+
+    pub(crate) fn world(&self) -> usize {
+        self.launch.world
+    }
 }
 
 /// Runs `case` as every rank of a group of processes, as [`start`] does.

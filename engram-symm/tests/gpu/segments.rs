@@ -185,7 +185,7 @@ fn a_step_that_fails_on_one_rank_fails_all_and_leaves_nothing() {
 }
 
 /// The steps that a rank does by itself when it allocates, in their order, and when it reserves.
-fn steps(access: PeerAccess) -> [&'static [Step]; 2] {
+pub(crate) fn steps(access: PeerAccess) -> [&'static [Step]; 2] {
     use Step::{Addresses, Create, Export, Fill, Import, Map, MapPeers, Pin, Reserve, Room, Seal, Size};
     match access {
         PeerAccess::Direct(_) => {
@@ -196,7 +196,7 @@ fn steps(access: PeerAccess) -> [&'static [Step]; 2] {
 }
 
 /// Has the next such step fail once, on `victim`.
-fn fail_next(group: &mut Group, victim: usize, step: Step) {
+pub(crate) fn fail_next(group: &mut Group, victim: usize, step: Step) {
     let armed = AtomicBool::new(group.rank() == victim);
     group.set_probe(move |at| {
         let fails = at == step && armed.swap(false, Ordering::Relaxed);
@@ -205,7 +205,7 @@ fn fail_next(group: &mut Group, victim: usize, step: Step) {
 }
 
 #[track_caller]
-fn failed<T: std::fmt::Debug>(outcome: Result<T, Error>, victim: usize, at: Step) {
+pub(crate) fn failed<T: std::fmt::Debug>(outcome: Result<T, Error>, victim: usize, at: Step) {
     let Err(Error::Memory { rank, step, source, .. }) = outcome else { panic!("{at:?}: {outcome:?}") };
     assert_eq!((rank, step, source), (victim, at, OsError(5)));
 }

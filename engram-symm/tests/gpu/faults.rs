@@ -1,0 +1,370 @@
+//! Ranks that die, are late, do something else, or get no memory.
+
+use std::time::{Duration, Instant};
+
+use engram_cuda::{DeviceBuffer, Graph, IdShape, IdType, Ids, Stream};
+use engram_symm::access::{PeerAccess, Reason};
+use engram_symm::cuda::{Exchange, peer_access};
+use engram_symm::protocol::{Fault, Phase};
+use engram_symm::{Algorithm, Error, Group, Result};
+
+use crate::backend::{Flags, Lines, MarkedLines, ThroughHost, Way, bytes, create, create_as, device};
+use crate::ranks::{Rank, Spread, die, start, start_with_victim};
+use crate::segments::{fail_next, failed, steps};
+use crate::suite::Pace;
+use crate::suite::model::{Random, Shape};
+
+/// One of the ways to exchange, with ids that stay.
+struct Subject {
+    /// Replayed in place of calls. Before what it was captured with.
+    graph: Option<Graph>,
+    exchange: Exchange,
+    algorithm: Algorithm,
+    shape: Shape,
+    ids: DeviceBuffer,
+    values: Vec<i32>,
+    stream: Stream,
+    _tables: Vec<DeviceBuffer>,
+}
+
+const TOKENS: usize = 8;
+
+impl Subject {
+    fn new<W: Way>(group: &mut Group, deadline: Duration, algorithm: Algorithm) -> Self {
+        let shape = Shape { deadline, ..Shape::new(group.world(), 5) };
+        let (exchange, tables) = create::<W>(group, &shape, 0, Pace::Steady).unwrap().into_parts();
+        let values = shape.ids(group.rank(), 1, TOKENS);
+        let ids = DeviceBuffer::from_slice(device(), &values).unwrap();
+        let stream = Stream::new(device()).unwrap();
+        Self { graph: None, exchange, algorithm, shape, ids, values, stream, _tables: tables }
+    }
+
+    /// All ways; their exchanges run at the same time.
+    fn all(group: &mut Group, deadline: Duration, replay: bool) -> Vec<Self> {
+        let mut all = vec![
+            Self::new::<Lines>(group, deadline, Algorithm::Push),
+            Self::new::<MarkedLines>(group, deadline, Algorithm::Push),
+            Self::new::<Flags>(group, deadline, Algorithm::Push),
+            Self::new::<Flags>(group, deadline, Algorithm::Barrier),
+            Self::new::<ThroughHost>(group, deadline, Algorithm::Push),
+        ];
+        if replay {
+            all.iter_mut().for_each(Self::capture);
+        }
+        all
+    }
+
+    fn capture(&mut self) {
+        let Self { exchange, ids, shape, stream, algorithm, .. } = self;
+        let view = Ids::new(&*ids, IdShape::dense(IdType::I32, TOKENS, shape.layers, shape.columns)).unwrap();
+        let captured = stream.capture(|stream| {
+            exchange.run(&view, shape.capacity, *algorithm, stream).unwrap();
+            Ok(())
+        });
+        self.graph = Some(captured.unwrap());
+    }
+
+    fn call(&mut self) -> Result<()> {
+        let shape = IdShape::dense(IdType::I32, TOKENS, self.shape.layers, self.shape.columns);
+        let ids = Ids::new(&self.ids, shape).unwrap();
+        self.exchange.run(&ids, self.shape.capacity, self.algorithm, self.stream.as_ref()).map(drop)
+    }
+
+    /// A failed exchange refuses calls, but nobody asks it before a graph is launched.
+    fn enqueue(&mut self) {
+        match &mut self.graph {
+            // SAFETY: all that it uses lives.
+            Some(graph) => unsafe { graph.launch(self.stream.as_ref()) }.unwrap(),
+            None => drop(self.call()),
+        }
+    }
+
+    fn outcome(&self) -> Result<()> {
+        self.stream.synchronize().unwrap();
+        self.exchange.check()
+    }
+
+    #[track_caller]
+    fn is_right(&self) {
+        self.outcome().unwrap();
+        let rows = bytes(self.exchange.config(), &self.exchange.rows());
+        assert!(rows == self.shape.expected(&self.values, self.shape.capacity), "rank {}", self.exchange.rank());
+    }
+
+    #[track_caller]
+    fn has_failed(&mut self, fault: Fault) {
+        assert_eq!(self.outcome(), Err(fault.into()));
+        assert_eq!(self.call(), Err(fault.into()));
+        let rows = bytes(self.exchange.config(), &self.exchange.rows());
+        assert!(rows.iter().flatten().all(|&byte| byte == 0), "rows of a failed exchange");
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What this crate has mapped of memory shared by processes.
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().matches("memfd:engram").count()
+}
+
+/// Files that something of this name has left.
+fn files() -> Vec<String> {
+    let names = |folder: &str| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names = names("/dev/shm").chain(names("/tmp")).map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| name.contains("engram")).collect()
+}
+
+/// The device does all that it did before: copies, and kernels.
+fn device_works() {
+    let mut group = Group::alone();
+    for algorithm in [Algorithm::Push, Algorithm::Barrier] {
+        let mut alone = Subject::new::<Flags>(&mut group, Duration::from_secs(10), algorithm);
+        alone.call().unwrap();
+        alone.is_right();
+        alone.exchange.close().unwrap();
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    /// After so many rounds.
+    Between(u32),
+    /// So many microseconds after the first round has begun.
+    At(u64),
+}
+
+/// Devices of its own for each rank, so that short deadlines are enough; on one device for all, a deadline that outlasts taking turns.
+fn apart(world: usize) -> (Spread, Duration) {
+    match Spread::all(world).pop() {
+        Some(Spread::Each) => (Spread::Each, Duration::from_secs(1)),
+        _ => (Spread::One, Duration::from_secs(60)),
+    }
+}
+
+const VICTIM: usize = 1;
+
+fn killed(name: &str, world: usize, deaths: &[(Death, bool)]) {
+    let (spread, deadline) = apart(world);
+    // Each costs a deadline.
+    let deaths = if spread == Spread::One { &deaths[..1] } else { deaths };
+    let before = files();
+    for &(death, replay) in deaths {
+        let run = format!("{death:?}-{replay}");
+        start_with_victim(name, world, spread, &run, Some(VICTIM), |rank| survive(&rank, deadline, death, replay));
+    }
+    assert_eq!(files(), before);
+}
+
+#[expect(clippy::print_stdout, reason = "which cases have run")]
+fn survive(rank: &Rank, deadline: Duration, death: Death, replay: bool) {
+    let mut group = rank.group("survive");
+    // The driver takes descriptors and memory of its own the first time.
+    drop(Subject::all(&mut group, deadline, replay));
+    device_works();
+    group.barrier().unwrap();
+    let (open, free) = (descriptors(), device().memory().unwrap().0);
+    group.barrier().unwrap();
+    let mut subjects = Subject::all(&mut group, deadline, replay);
+    group.barrier().unwrap();
+    if let (VICTIM, Death::At(micros)) = (rank.number(), death) {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(micros));
+            die();
+        });
+    }
+
+    let mut failed = vec![None; subjects.len()];
+    for round in 0.. {
+        if let (VICTIM, Death::Between(rounds)) = (rank.number(), death)
+            && round == rounds
+        {
+            die();
+        }
+        let start = Instant::now();
+        subjects.iter_mut().for_each(Subject::enqueue);
+        for (subject, failed) in subjects.iter().zip(&mut failed) {
+            match (subject.outcome(), &failed) {
+                (Ok(()), None) => {}
+                (Err(Error::Fault(fault)), None) => {
+                    assert!(matches!(fault, Fault::Deadline { rank: VICTIM, .. }), "{fault}");
+                    *failed = Some(fault);
+                }
+                (Err(Error::Fault(fault)), Some(first)) => assert_eq!(fault, *first),
+                (outcome, failed) => panic!("{outcome:?} after {failed:?}"),
+            }
+        }
+        let took = start.elapsed();
+        assert!(took < 2 * deadline + Duration::from_secs(2), "{took:?} for one round");
+        if failed.iter().all(Option::is_some) {
+            println!("  rank {}, {death:?}, replayed {replay}: {} rounds, the last {took:?}", rank.number(), round + 1);
+            break;
+        }
+    }
+    for (subject, failed) in subjects.iter_mut().zip(failed) {
+        subject.has_failed(failed.unwrap());
+    }
+    device_works();
+
+    for subject in subjects {
+        drop(subject.graph);
+        subject.exchange.close().unwrap();
+    }
+    assert_eq!((descriptors(), mappings()), (open, 0));
+    let lost = free.saturating_sub(device().memory().unwrap().0);
+    assert!(lost < 32 << 20, "{lost} bytes of device memory are lost");
+    device_works();
+    let error = group.barrier().unwrap_err();
+    assert!(matches!(error, Error::Lost { rank: VICTIM, .. }), "{error}");
+}
+
+const BETWEEN: [(Death, bool); 4] =
+    [(Death::Between(2), false), (Death::Between(2), true), (Death::Between(0), false), (Death::Between(0), true)];
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_dies_between_exchanges_is_named() {
+    killed("faults::a_rank_that_dies_between_exchanges_is_named", 2, &BETWEEN);
+}
+
+/// At random times of some rounds.
+fn times() -> [(Death, bool); 6] {
+    let mut random = Random(11);
+    std::array::from_fn(|index| (Death::At(200 + random.below(30_000) as u64), index % 2 == 1))
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_rank_that_dies_at_any_time_is_named() {
+    killed("faults::a_rank_that_dies_at_any_time_is_named", 2, &times());
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn of_three_ranks_one_that_dies_is_named() {
+    killed("faults::of_three_ranks_one_that_dies_is_named", 3, &[&BETWEEN[..], &times()].concat());
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn late_by_seconds_is_no_error() {
+    for spread in Spread::all(2) {
+        start("faults::late_by_seconds_is_no_error", 2, spread, "late", |rank| {
+            let mut group = rank.group("late");
+            for replay in [false, true] {
+                let mut subjects = Subject::all(&mut group, Duration::from_secs(20), replay);
+                for late in 0..2 {
+                    group.barrier().unwrap();
+                    if group.rank() == late {
+                        std::thread::sleep(Duration::from_secs(2));
+                    }
+                    subjects.iter_mut().for_each(Subject::enqueue);
+                    subjects.iter().for_each(Subject::is_right);
+                }
+                subjects.into_iter().for_each(|subject| subject.exchange.close().unwrap());
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn different_replay_counts_are_found_by_all() {
+    for spread in Spread::all(2) {
+        start("faults::different_replay_counts_are_found_by_all", 2, spread, "counts", |rank| {
+            let mut group = rank.group("counts");
+            let mut subjects = Subject::all(&mut group, Duration::from_secs(2), true);
+            for round in 0..4 {
+                // Rank 0 once more than the other one, which learns of it by its next replay.
+                if round < 3 || group.rank() == 0 {
+                    subjects.iter_mut().for_each(Subject::enqueue);
+                    if round < 3 {
+                        subjects.iter().for_each(Subject::is_right);
+                    } else {
+                        subjects.iter().for_each(|subject| drop(subject.outcome()));
+                    }
+                }
+            }
+            group.barrier().unwrap();
+            if group.rank() == 1 {
+                subjects.iter_mut().for_each(Subject::enqueue);
+            }
+            for subject in &mut subjects {
+                subject.has_failed(Fault::Deadline { rank: 1, phase: Phase::Ids, epoch: 4 });
+            }
+            subjects.into_iter().for_each(|subject| subject.exchange.close().unwrap());
+            device_works();
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn another_order_of_names_is_told_to_all() {
+    for spread in Spread::all(2) {
+        start("faults::another_order_of_names_is_told_to_all", 2, spread, "names", |rank| {
+            let mut group = rank.group("names");
+            let shape = Shape::new(2, 5);
+            let mut names = ["first", "second"];
+            if group.rank() == 1 {
+                names.reverse();
+            }
+            for name in names {
+                let error = create_as::<Lines>(&mut group, name, &shape, 0, Pace::Steady).map(drop).unwrap_err();
+                assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
+                let text = error.to_string();
+                assert!(text.contains("first") && text.contains("second"), "{text}");
+                let all = group.all_gather(text.as_bytes()).unwrap();
+                assert_eq!(all[0], all[1]);
+            }
+            let mut subject = Subject::new::<Lines>(&mut group, Duration::from_secs(20), Algorithm::Push);
+            subject.enqueue();
+            subject.is_right();
+            subject.exchange.close().unwrap();
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn an_allocation_that_fails_fails_on_all_and_the_group_goes_on() {
+    for spread in Spread::all(2) {
+        start("faults::an_allocation_that_fails_fails_on_all_and_the_group_goes_on", 2, spread, "memory", |rank| {
+            let mut group = rank.group("memory");
+            let access = peer_access(&mut group, device()).unwrap();
+            allocations::<Lines>(&mut group, access);
+            allocations::<ThroughHost>(&mut group, PeerAccess::Host(Reason::HostBackend));
+            group.close().unwrap();
+        });
+    }
+}
+
+fn allocations<W: Way>(group: &mut Group, access: PeerAccess) {
+    let deadline = Duration::from_secs(20);
+    let shape = Shape { deadline, ..Shape::new(2, 5) };
+    drop(Subject::new::<W>(group, deadline, Algorithm::Push));
+    group.barrier().unwrap();
+    let (open, free) = (descriptors(), device().memory().unwrap().0);
+    group.barrier().unwrap();
+    let [allocating, _] = steps(access);
+    for victim in [0, 1] {
+        for &step in allocating {
+            fail_next(group, victim, step);
+            let outcome = create::<W>(group, &shape, 0, Pace::Steady).map(drop);
+            failed(outcome, victim, step);
+            let others = group.all_gather(format!("{victim} {step}").as_bytes()).unwrap();
+            assert_eq!(others[0], others[1]);
+        }
+        let mut subject = Subject::new::<W>(group, deadline, Algorithm::Push);
+        subject.enqueue();
+        subject.is_right();
+        subject.exchange.close().unwrap();
+    }
+    group.barrier().unwrap();
+    assert_eq!((descriptors(), mappings()), (open, 0));
+    let lost = free.saturating_sub(device().memory().unwrap().0);
+    assert!(lost < 32 << 20, "{lost} bytes of device memory are lost");
+    group.barrier().unwrap();
+}

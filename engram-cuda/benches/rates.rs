@@ -263,7 +263,7 @@ impl Bench {
     fn distinct(&self, table: &Table, options: &LookupOptions, width: usize, rows: u64) -> Result<()> {
         const COUNT: usize = 131_072;
         const BATCHES: usize = 4;
-        const ROUNDS: usize = 128;
+        const ROUNDS: usize = 512;
         let columns = 16;
         let ids: Vec<_> = (0..BATCHES as u64).map(|seed| self.uniform(COUNT, rows, seed)).collect::<Result<_>>()?;
         let out = DeviceBuffer::new(&self.device, COUNT * width)?;

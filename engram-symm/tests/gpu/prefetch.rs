@@ -39,6 +39,14 @@ struct Round {
 
 const POISON: u8 = 0xa5;
 
+/// Memory for each layer's rows and scales, as large as any form needs.
+fn outs(shape: &Shape) -> Vec<[DeviceBuffer; 2]> {
+    let capacity = shape.capacity as usize;
+    let rows = capacity * shape.columns * shape.width * 4;
+    let scales = mx::layer_bytes(capacity, shape.columns * shape.width);
+    (0..shape.layers).map(|_| [rows, scales].map(|bytes| DeviceBuffer::new(device(), bytes).unwrap())).collect()
+}
+
 impl Round {
     fn new<W: Way>(rank: &Rank, shape: Shape) -> Self {
         let mut group = rank.group("prefetch");
@@ -46,15 +54,9 @@ impl Round {
         let (exchange, tables) = create::<W>(&mut group, &shape, 0, Pace::Steady).unwrap().into_parts();
         let prefetcher = Prefetcher::create(&mut group, exchange, stream.as_ref()).unwrap();
         let capacity = shape.capacity as usize;
-        let out = |_| {
-            // As large as any form needs.
-            let rows = capacity * shape.columns * shape.width * 4;
-            let scales = mx::layer_bytes(capacity, shape.columns * shape.width);
-            [rows, scales].map(|bytes| DeviceBuffer::new(device(), bytes).unwrap())
-        };
         let ids = || DeviceBuffer::from_slice(device(), &vec![-1; capacity * shape.layers * shape.columns]).unwrap();
         Self {
-            outs: (0..shape.layers).map(out).collect(),
+            outs: outs(&shape),
             ids: ids(),
             fresh: ids(),
             scratch: DeviceBuffer::new(device(), 256 << 20).unwrap(),
@@ -105,6 +107,16 @@ impl Round {
         let [rows, scales] = &self.outs[layer];
         let scales = (self.shape.output == Output::Mx).then(|| scales.into());
         self.prefetcher.finish(layer, rows.into(), scales, stream)
+    }
+
+    /// Holds up the exchange of the next start: a plain run comes before it, late.
+    fn hold_up(&mut self, stream: StreamRef<'_>) {
+        self.delay(stream);
+        self.delay(stream);
+        let shape = IdShape::dense(IdType::I32, 0, self.shape.layers, self.shape.columns);
+        let none = Ids::new(&self.scratch, shape).unwrap();
+        let exchange = self.prefetcher.exchange_mut(stream).unwrap();
+        exchange.run(&none, 1, Algorithm::Barrier, stream).unwrap();
     }
 
     /// All of a step; the ids are gone as soon as it has started.
@@ -308,13 +320,7 @@ fn each_dependency_is_needed() {
                 if omitted == Some(Producer) {
                     round.enqueue(stream.as_ref());
                 } else {
-                    // A plain run holds the exchange up, which keeps the order of its eager calls.
-                    round.delay(other.as_ref());
-                    round.delay(other.as_ref());
-                    let shape = IdShape::dense(IdType::I32, 0, round.shape.layers, round.shape.columns);
-                    let none = Ids::new(&round.scratch, shape).unwrap();
-                    let exchange = round.prefetcher.exchange_mut(other.as_ref()).unwrap();
-                    exchange.run(&none, 1, Algorithm::Barrier, other.as_ref()).unwrap();
+                    round.hold_up(other.as_ref());
                     // The ids are there at once.
                     round.ids.write(0, &ids).unwrap();
                     round.start(stream.as_ref()).unwrap();
@@ -329,6 +335,47 @@ fn each_dependency_is_needed() {
             match omitted {
                 None => assert_eq!(rights, [true; 4]),
                 Some(_) => assert!(rights.contains(&false), "without {omitted:?} nothing went wrong"),
+            }
+        }
+        round.close();
+    });
+}
+
+/// A step on another stream overwrites neither the ids nor the rows of the last one before they are read.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn steps_on_two_streams_do_not_spoil_each_other() {
+    everywhere("prefetch::steps_on_two_streams_do_not_spoil_each_other", |rank| {
+        let mut round = Round::new::<Flags>(rank, shape(Output::Bf16));
+        let [first, second, other] = [(); 3].map(|()| Stream::new(device()).unwrap());
+        let mut spare = (DeviceBuffer::new(device(), round.ids.bytes()).unwrap(), outs(&round.shape));
+        let mut turn = |round: &mut Round| {
+            std::mem::swap(&mut round.ids, &mut spare.0);
+            std::mem::swap(&mut round.outs, &mut spare.1);
+        };
+        for step in 0..4 {
+            round.algorithm = BOTH[usize::from(step % 2 == 0)];
+            let ids = [2 * step, 2 * step + 1].map(|step| {
+                let ids = round.draw(step);
+                round.ids.write(0, &ids).unwrap();
+                turn(&mut round);
+                ids
+            });
+            round.hold_up(other.as_ref());
+            for stream in [&first, &second] {
+                round.start(stream.as_ref()).unwrap();
+                for layer in 0..round.shape.layers {
+                    round.finish(layer, stream.as_ref()).unwrap();
+                    round.delay(stream.as_ref());
+                }
+                turn(&mut round);
+            }
+            for stream in [&first, &second, &other] {
+                stream.synchronize().unwrap();
+            }
+            for ids in ids {
+                assert!(round.is_right(&ids), "step {step}");
+                turn(&mut round);
             }
         }
         round.close();

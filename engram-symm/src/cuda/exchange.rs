@@ -325,9 +325,6 @@ impl Exchange {
     pub fn sleep(&mut self) -> Result<()> {
         self.require_awake()?;
         self.together(Operation::Sleep)?;
-        // Graphs that were launched before this call count as well.
-        self.device.synchronize().map_err(|error| self.cuda("going to sleep", &error))?;
-        self.check()?;
         self.set_state(kernels::ASLEEP)?;
         self.asleep = true;
         self.segments.discard()
@@ -343,8 +340,13 @@ impl Exchange {
             return Err(Error::Awake);
         }
         self.segments.reserve(group)?;
-        let ready = self.clear_outputs().and_then(|()| self.set_state(0));
-        group.agree(Step::Publish, ready)?;
+        let cleared = self.clear_outputs();
+        if let Err(error) = group.agree(Step::Publish, cleared) {
+            // The error that is told is the first one.
+            let _ = self.segments.discard();
+            return Err(error);
+        }
+        self.set_state(0)?;
         self.report.store(3, 0);
         self.asleep = false;
         Ok(())
@@ -360,6 +362,8 @@ impl Exchange {
         }
         if self.asleep {
             self.set_state(0)?;
+            // A replay meanwhile is no reason to stay.
+            self.report.store(3, 0);
         }
         self.together(Operation::Close)
     }
@@ -377,8 +381,8 @@ impl Exchange {
     /// A step without rows, waited for.
     fn together(&mut self, operation: Operation) -> Result<()> {
         self.check()?;
-        let scope = self.scope(self.own_stream.as_ref())?;
-        self.eager.before(self.own_stream.as_ref(), scope).map_err(|error| self.cuda("waiting", &error))?;
+        // For graphs too, whose launches nobody has told of: their steps come before this one.
+        self.device.synchronize().map_err(|error| self.cuda("waiting", &error))?;
         self.enqueue_meeting(operation, self.own_stream.as_ref())?;
         self.own_stream.synchronize().map_err(|error| self.cuda("waiting for the other ranks", &error))?;
         match self.check() {

@@ -368,3 +368,39 @@ fn allocations<W: Way>(group: &mut Group, access: PeerAccess) {
     assert!(lost < 32 << 20, "{lost} bytes of device memory are lost");
     group.barrier().unwrap();
 }
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_wake_that_fails_leaves_all_asleep() {
+    for spread in Spread::all(2) {
+        start("faults::a_wake_that_fails_leaves_all_asleep", 2, spread, "wake", |rank| {
+            let mut group = rank.group("wake");
+            let access = peer_access(&mut group, device()).unwrap();
+            wakes::<Flags>(&mut group, access);
+            wakes::<ThroughHost>(&mut group, PeerAccess::Host(Reason::HostBackend));
+            group.close().unwrap();
+        });
+    }
+}
+
+fn wakes<W: Way>(group: &mut Group, access: PeerAccess) {
+    let mut subject = Subject::new::<W>(group, Duration::from_secs(20), Algorithm::Push);
+    subject.capture();
+    subject.enqueue();
+    subject.is_right();
+    let [_, reserving] = steps(access);
+    for victim in [1, 0] {
+        subject.exchange.sleep().unwrap();
+        for &step in reserving {
+            fail_next(group, victim, step);
+            failed(subject.exchange.wake(group), victim, step);
+            subject.enqueue();
+            assert_eq!(subject.outcome(), Err(Error::Asleep));
+        }
+        subject.exchange.wake(group).unwrap();
+        subject.enqueue();
+        subject.is_right();
+    }
+    drop(subject.graph);
+    subject.exchange.close().unwrap();
+}

@@ -271,6 +271,11 @@ fn asleep(_: &Rank, mut stage: Stage) {
     }
     for round in 0..2 {
         (0..2).for_each(|graph| stage.replay(graph, round));
+        // Going to sleep waits for what was launched.
+        if stage.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stage.launch(1);
         stage.exchange.sleep().unwrap();
         // As often as each rank likes.
         for graph in [0, 1, 0].into_iter().take(1 + stage.rank()) {
@@ -285,6 +290,12 @@ fn asleep(_: &Rank, mut stage: Stage) {
     }
     (0..2).for_each(|graph| stage.replay(graph, 7));
     stage.eager(8, Algorithm::Push);
+    // One that sleeps can be closed, whatever was replayed meanwhile.
+    stage.exchange.sleep().unwrap();
+    if stage.rank() == 1 {
+        stage.launch(0);
+        stage.stream.synchronize().unwrap();
+    }
     stage.close();
 }
 

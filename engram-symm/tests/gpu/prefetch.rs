@@ -572,6 +572,8 @@ fn captures(round: &mut Round, rank: &Rank) {
     });
     captured.unwrap();
     round.prefetcher.abandon(eager.as_ref()).unwrap();
+    // It takes part all the same, and graphs must not overlap with it.
+    eager.synchronize().unwrap();
 
     // An abandoned start joins its side stream.
     let captured = stream.capture(|stream| {

@@ -2,48 +2,50 @@
 
 #include "rows.cuh"
 
-// Has all ranks come to this step. By one block; a thread speaks to each of the others.
-__device__ bool meet_all(const Exchange& x, Step& step) {
-    bool ok = threadIdx.x > 0 || begin(x, step);
-    if (speaks(x)) {
-        store_release(word(x, threadIdx.x, x.rank, CALL), step.call);
-        ok = called(x, step, threadIdx.x);
-    }
-    return ok;
-}
-
+// A step without rows, by one block. Nothing but the calls is to be seen in it, so they need not wait for what was written before;
+// and what kernels before this one have written has been delivered.
 __device__ void meet(const Exchange& x) {
     Step step;
     if (!enter(x, step)) return;
-    const bool ok = meet_all(x, step);
-    leave(x, step, ok, [] {});
+    call_all(x, step, threadIdx.x, blockDim.x, [](u64* at, u64 call) { store(at, call); });
+    __syncthreads();
+    // Not in the way of those who wait: by another warp. The step counts as complete for the kernels that follow this one.
+    if (threadIdx.x == blockDim.x - 1) {
+        begin(x);
+        atomicAdd(&x.control->steps, STEP);
+        alone(x, step);
+    }
+    all_called(x, step, threadIdx.x, blockDim.x);
 }
 
 // First kernel: the ids where all ranks can read them, and the first barrier.
 __device__ void announce(const Exchange& x) {
     Step step;
     if (!enter(x, step)) return;
-    i32* shared = reinterpret_cast<i32*>(x.peers[x.rank].data + x.shared_ids);
+    i32* shared = reinterpret_cast<i32*>(peer(x, x.rank).data + x.shared_ids);
     const u32 ids = x.slot * x.layers * x.columns;
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < ids; i += gridDim.x * THREADS) shared[i] = id_at(x, Place::of(x, i));
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < ids; i += gridDim.x * blockDim.x) shared[i] = id_at(x, Place::of(x, i));
     if (!last_block(x)) return;
-    __threadfence_system();
-    if (!__syncthreads_and(meet_all(x, step)) && load(&x.control->claimer) == 1 + blockIdx.x) clear_outputs(x);
+    if (threadIdx.x == 0) begin(x);
+    call_all(x, step, threadIdx.x, blockDim.x, [](u64* at, u64 call) { store_release(at, call); });
+    bool ok = all_called(x, step, threadIdx.x, blockDim.x);
+    ok = __syncthreads_and((threadIdx.x > 0 || alone(x, step)) && ok);
+    if (!ok && load(&x.control->claimer) == 1 + blockIdx.x) clear_outputs(x);
 }
 
 // Second kernel: the rows of this rank for all of them, in its own memory; then its part of the second barrier.
 __device__ void serve(const Exchange& x) {
     Step step;
     if (!enter(x, step)) return;
-    const u32 lane = threadIdx.x % WARP;
+    const u32 lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     const u32 columns = columns_of(x, x.rank), before = columns_before(x, x.rank);
     const u32 row_bytes = x.value_bytes + x.scale_bytes, all = x.slot * x.layers * columns;
-    u8* shared = x.peers[x.rank].data + x.shared_rows;
-    const u32 tiles = (all + 7) / 8;
-    for (u32 i = blockIdx.x + threadIdx.x / WARP * gridDim.x; i < tiles * x.world; i += gridDim.x * WARPS) {
+    u8* shared = peer(x, x.rank).data + x.shared_rows;
+    const u32 tiles = (all + TILE - 1) / TILE;
+    for (u32 i = blockIdx.x + threadIdx.x / WARP * gridDim.x; i < tiles * x.world; i += gridDim.x * warps) {
         const u32 tile = i / x.world, requester = after(x, i - tile * x.world);
-        const u32 first = tile * 8, rows = min(8u, all - first);
-        const i32* ids = reinterpret_cast<const i32*>(x.peers[requester].data + x.shared_ids);
+        const u32 first = tile * TILE, rows = min(TILE, all - first);
+        const i32* ids = reinterpret_cast<const i32*>(peer(x, requester).data + x.shared_ids);
         Row row;
         if (lane < rows) {
             const u32 rest = (first + lane) / columns;
@@ -51,31 +53,25 @@ __device__ void serve(const Exchange& x) {
             p.column = before + first + lane - rest * columns;
             p.token = x.by_layers.divide(rest);
             p.layer = rest - p.token * x.layers;
+            const Table table = table_of(x, p.layer);
             const i32 id = ids[p.index(x)];
             const u32 owner = owner_of(x, p, id);
-            if (owner == x.rank) row.find(x, p.layer, id);
+            if (owner == x.rank) row.find(table, id);
             if (x.heads_a_rank != 0 || owner == x.rank) row.to = shared + (u64(requester) * all + first + lane) * row_bytes;
+            row.scales_to = row.to + x.value_bytes;
         }
-        each_chunk<4>(rows, x.chunks, x.by_chunks,
-            [&](u32 lane, u32 chunk) {
-                const u8* from = from_lane(row.values, lane);
-                return load_piece(x, from, from_lane(row.scales, lane), chunk, x.table_unit);
-            },
-            [&](u32 lane, u32 chunk, const Piece& piece, bool here) {
-                u8* to = from_lane(row.to, lane);
-                const Part part(x, chunk);
-                if (here && to != nullptr) store_bytes(to + (part.scale ? x.value_bytes : 0) + part.from, piece.data, part.bytes, x.row_unit);
-            });
+        copy_rows(x, row, rows, {x.unit, x.unit});
     }
     if (!last_block(x)) return;
-    __threadfence_system();
-    if (speaks(x)) store_release(word(x, threadIdx.x, x.rank, DONE), step.call);
+    for (u32 rank = threadIdx.x; rank < x.world; rank += blockDim.x)
+        if (rank != x.rank) store_release(word(x, rank, x.rank, DONE), step.call);
 }
 
 // The second barrier.
-__device__ bool all_served(const Exchange& x, Step& step) {
+__device__ bool all_served(const Exchange& x, const Step& step) {
     bool ok = true;
-    if (speaks(x)) ok = wait_for(x, step, threadIdx.x, ROWS, word(x, x.rank, threadIdx.x, DONE));
+    for (u32 rank = threadIdx.x; ok && rank < x.world; rank += blockDim.x)
+        ok = rank == x.rank || wait_for(x, step, rank, ROWS, word(x, x.rank, rank, DONE));
     return __syncthreads_and(ok);
 }
 
@@ -84,26 +80,26 @@ __device__ void pull(const Exchange& x) {
     Step step;
     if (!enter(x, step)) return;
     const bool ok = all_served(x, step);
-    const u32 lane = threadIdx.x % WARP;
-    const u32 row_bytes = x.value_bytes + x.scale_bytes, all = x.slot * x.layers * x.columns;
-    for (u32 first = (blockIdx.x + threadIdx.x / WARP * gridDim.x) * 8; ok && first < all; first += gridDim.x * WARPS * 8) {
-        const u32 rows = min(8u, all - first);
-        Row row;
-        if (lane < rows) {
-            row.place = first + lane;
-            const Place p = Place::of(x, row.place);
-            const u32 owner = owner_of(x, p, id_at(x, p));
-            row.to = output_row(x, x.out, p);
-            if (owner != NOBODY) {
-                const u32 columns = columns_of(x, owner);
-                const u64 at = (u64(x.rank * x.slot + p.token) * x.layers + p.layer) * columns + (p.column - columns_before(x, owner));
-                row.values = x.peers[owner].data + x.shared_rows + at * row_bytes;
-                row.scales = row.values + x.value_bytes;
+    const u32 row_bytes = x.value_bytes + x.scale_bytes;
+    if (ok) {
+        each_tile(x, 0, x.slot, blockIdx.x, gridDim.x, [&](u32 first, u32 rows) {
+            Row row;
+            row.place = first + threadIdx.x % WARP;
+            if (threadIdx.x % WARP < rows) {
+                const Place p = Place::of(x, row.place);
+                const u32 owner = owner_of(x, p, id_at(x, p));
+                row.to = output_row(x, x.out, p);
+                if (owner != NOBODY) {
+                    const u32 columns = columns_of(x, owner);
+                    const u64 at = (u64(x.rank * x.slot + p.token) * x.layers + p.layer) * columns + (p.column - columns_before(x, owner));
+                    row.values = peer(x, owner).data + x.shared_rows + at * row_bytes;
+                    row.scales = row.values + x.value_bytes;
+                }
             }
-        }
-        move_rows<4>(x, row, rows, x.row_unit, x.out_scales);
+            put_rows(x, row, rows, x.unit);
+        });
+        pad_scales(x, blockIdx.x, gridDim.x);
     }
-    if (ok) pad_scales(x);
     leave(x, step, ok, [&] { clear_outputs(x); });
 }
 

@@ -9,9 +9,9 @@
 
 #include "common.cuh"
 
-constexpr u32 THREADS = 512;
+constexpr u32 THREADS = 512;         // a block at most
 constexpr u32 BLOCKS = 2;            // a multiprocessor: two exchanges at once, or one and a kernel of the model
-constexpr u32 WARPS = THREADS / WARP;
+constexpr u32 NEAR = 8;
 constexpr u64 STEP = 1 << 16;
 
 constexpr u32 LINE = 128;            // signals: the control line, then a line a rank
@@ -48,7 +48,7 @@ struct Layer {
 // Offsets are in bytes from the start of a rank's data. `own` columns are those a rank owns; with row ownership, all.
 struct Exchange {
     Control* control;
-    const Peer* peers;               // [world]
+    const Peer* far;                 // [world]
     const Table* tables;             // [layers], or null for a rank without tables
     const Layer* layer_info;         // [layers]
     const i32* ids;                  // of (token, layer, column): ids[token * token_stride + layer * columns + column]
@@ -61,26 +61,32 @@ struct Exchange {
     u64 scales_layer;                // MX: bytes from a layer's scales to the next one's
     u64 peer_out, peer_scales;       // offsets of the outputs in data, where they are there
     u64 shared_ids, shared_rows;     // Barrier: i32 [slot][layers][columns], and rows [requester][slot][layers][own][row_bytes]
-    u64 lines, landing;              // Push by lines: [2][requester][line_tokens][layers][pairs] lines of 16 bytes, and chunks [line_tokens][layers][columns][landing_chunks]
-    u64 pushed_ids, pushed_rows;     // Push by flags: i32 [requester][capacity][layers][own], and chunks [capacity][layers][columns][chunks]
+    u64 lines;                       // Push: [2][requester][capacity][layers][pairs] lines of 16 bytes
+    u64 landing;                     // Push by lines: rows [line_tokens][layers][columns] of chunks
+    u64 pushed_rows;                 // Push by flags: rows [capacity][layers][columns] of chunks, or of their scales' chunks
     u64 flags;                       // Push by flags: in signals, u64 [2][world][flag_blocks], each written by one block of one rank
     u32 rank, world, layers, columns;
     u32 heads_a_rank;                // head ownership: rank r owns the columns from r * heads_a_rank on, that many; 0: rows are owned
-    u32 capacity, line_tokens;
+    u32 capacity;
     u32 tokens, slot;
     u32 operation;
     u32 form;
-    u32 direct;                      // Push by flags: rows go straight to the output of whoever asked
+    u32 straight;                    // Push by flags: rows go straight to the output of whoever asked
+    u32 flagged_ids;                 // Push by flags: ids have a flag too, as where 16 bytes may not arrive as one
     u32 value_bytes, scale_bytes;
     u32 value_chunks, chunks;        // chunks of a row: 16 bytes of values, then 16 bytes of scales
-    u32 table_unit, out_unit, row_unit;   // bytes that addresses, strides and sizes of tables, outputs, and packed rows are multiples of
+    u32 unit, out_unit;              // bytes that addresses, strides and sizes of tables and packed rows are multiples of, and of outputs
     u32 scale_tiles;                 // MX: tiles of 4 groups side by side
-    u32 landing_chunks;              // Push by lines: chunks that a row has there
-    u32 pairs;                       // Push by lines: lines that a layer's ids take, of the most columns that a rank owns
+    u32 pairs;                       // Push: lines that a layer's ids take, of the most columns that a rank owns
+    u32 line_count;                  // Push: lines of an owner
     u32 flag_blocks;
-    Divisor by_columns, by_layers, by_chunks, by_pairs;
+    u32 tile, tiles;                 // Push: lines that a warp takes at a time, 1..=8, and how many times that gives
+    u32 self_tile;                   // Push by lines: lines that a warp takes at a time of those that this rank sends to itself
+    u32 halves;                      // units of 8 bytes in a row's values
+    Divisor by_columns, by_layers, by_chunks, by_value_chunks, by_halves, by_pairs;
+    Peer near[NEAR];                 // the first ones: parameters are near, memory is not
 };
-static_assert(sizeof(Control) == 40 && sizeof(Peer) == 16 && sizeof(Layer) == 16 && sizeof(Exchange) == 312, "kernels.rs mirrors these structs");
+static_assert(sizeof(Control) == 40 && sizeof(Peer) == 16 && sizeof(Layer) == 16 && sizeof(Exchange) == 456, "kernels.rs mirrors these structs");
 
 #define KERNEL(name, body) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Exchange x) { body(x); }
@@ -121,9 +127,11 @@ __device__ u64 nanoseconds() {
     return v;
 }
 
+__device__ const Peer& peer(const Exchange& x, u32 rank) { return rank < NEAR ? x.near[rank] : x.far[rank]; }
+
 // The word of the line that rank `from` writes in the memory of rank `owner`.
 __device__ u64* word(const Exchange& x, u32 owner, u32 from, u32 at) {
-    return reinterpret_cast<u64*>(x.peers[owner].signals + LINE * (1 + from) + at);
+    return reinterpret_cast<u64*>(peer(x, owner).signals + LINE * (1 + from) + at);
 }
 
 // The rank `distance` after this one.
@@ -136,17 +144,16 @@ __device__ u32 after(const Exchange& x, u32 distance) {
 struct Step {
     u64 steps;                       // complete before it
     u64 call;                        // epoch << 32 | operation << 24 | slot
-    u64 since = 0;                   // when this thread began to watch the clock
-    u32 watched = 2;                 // the phase that it does so in
 
     __device__ u32 epoch() const { return u32(call >> 32); }
     // How far another call is ahead of this one's.
     __device__ i32 ahead(u64 other) const { return i32(u32(other >> 32) - epoch()); }
 };
 
+__device__ Pair load_control(const Exchange& x) { return load(reinterpret_cast<const Pair*>(x.control)); }
+
 // False where the group sleeps or has failed.
-__device__ bool enter(const Exchange& x, Step& step) {
-    const Pair control = load(reinterpret_cast<const Pair*>(x.control));
+__device__ bool enter(const Exchange& x, Step& step, Pair control) {
     step.steps = control.low;
     step.call = u64(u32((control.low >> 16) + 1)) << 32 | x.operation << 24 | x.slot;
     if (control.high == ASLEEP && blockIdx.x + threadIdx.x == 0) store(x.report + 3, 1);
@@ -210,7 +217,7 @@ __device__ u64 blame(const Exchange& x, const Step& step, u32 owing, u32 phase) 
 constexpr u64 GRACE_NS = 50'000'000;
 
 // Whether to give up waiting for `owing`: because the group has failed, because a rank calls another thing, or because of the time.
-__device__ __noinline__ bool given_up(const Exchange& x, Step& step, u32 owing, u32 phase) {
+__device__ __noinline__ bool given_up(const Exchange& x, Step step, u32 owing, u32 phase, u64 since) {
     if (load(&x.control->state) != AWAKE) return true;
     for (u32 distance = 1; distance < x.world; ++distance) {
         const u32 peer = after(x, distance);
@@ -220,29 +227,31 @@ __device__ __noinline__ bool given_up(const Exchange& x, Step& step, u32 owing, 
         // One ahead has completed this step; one behind has yet to come.
         if ((ahead == 0 && theirs != step.call) || ahead < -1 || ahead > 1) return mismatch(x, step, peer, theirs), true;
     }
-    const u64 now = nanoseconds();
-    if (step.watched != phase) step.watched = phase, step.since = now;
     const u64 grace = phase == IDS && x.world > 2 ? GRACE_NS : 0;
-    if (now - step.since < x.deadline_ns + grace) return false;
+    if (nanoseconds() - since < x.deadline_ns + grace) return false;
     fail(x, blame(x, step, owing, phase), 0, 0, true);
     return true;
 }
 
 // Polls until `ready()`; false when the group fails before.
 template <typename Ready>
-__device__ bool wait(const Exchange& x, Step& step, u32 owing, u32 phase, Ready ready) {
-    for (u32 polls = 1; !ready(); ++polls)
-        if (polls % 32 == 0 && given_up(x, step, owing, phase)) return false;
+__device__ bool wait(const Exchange& x, const Step& step, u32 owing, u32 phase, Ready ready) {
+    u64 since = 0;
+    for (u32 polls = 1; !ready(); ++polls) {
+        if (polls % 32 != 0) continue;
+        if (since == 0) since = nanoseconds();
+        if (given_up(x, step, owing, phase, since)) return false;
+    }
     return true;
 }
 
 // Waits for a word that another rank leaves in this one's memory, and for all that it wrote before.
-__device__ bool wait_for(const Exchange& x, Step& step, u32 owing, u32 phase, const u64* at) {
+__device__ bool wait_for(const Exchange& x, const Step& step, u32 owing, u32 phase, const u64* at) {
     return wait(x, step, owing, phase, [&] { return load_acquire(at) == step.call; });
 }
 
 // Waits until `peer` has made the same call.
-__device__ bool called(const Exchange& x, Step& step, u32 peer) {
+__device__ bool called(const Exchange& x, const Step& step, u32 peer) {
     u64 theirs;
     const bool came = wait(x, step, peer, IDS, [&] { return step.ahead(theirs = load_acquire(word(x, x.rank, peer, CALL))) >= 0; });
     if (!came || theirs == step.call || step.ahead(theirs) == 1) return came;
@@ -250,16 +259,27 @@ __device__ bool called(const Exchange& x, Step& step, u32 peer) {
     return false;
 }
 
-// Block 0, first thread, once a step: two at a time are an error, since they would take each other's signals for their own.
-__device__ bool begin(const Exchange& x, const Step& step) {
-    const u64 complete = step.steps >> 16;
-    if (atomicAdd(&x.control->starts, u64(1)) == complete) return true;
+// Counts the step as begun. One thread, once a step.
+__device__ void begin(const Exchange& x) { atomicAdd(&x.control->starts, u64(1)); }
+
+// Two steps at a time are an error, since they would take each other's signals for their own.
+__device__ bool alone(const Exchange& x, const Step& step) {
+    if (load(&x.control->starts) <= (step.steps >> 16) + 1) return true;
     fail(x, fault_of(step.epoch(), x.rank, 0, OVERLAP), 0, 0, true);
     return false;
 }
 
-// Whether this thread speaks to a rank, one thread a rank.
-__device__ bool speaks(const Exchange& x) { return threadIdx.x < x.world && threadIdx.x != x.rank; }
+// Tells all ranks what this one calls, a thread a rank; and waits until they have called the same.
+template <typename Store>
+__device__ void call_all(const Exchange& x, const Step& step, u32 thread, u32 threads, Store store) {
+    for (u32 rank = thread; rank < x.world; rank += threads)
+        if (rank != x.rank) store(word(x, rank, x.rank, CALL), step.call);
+}
+__device__ bool all_called(const Exchange& x, const Step& step, u32 thread, u32 threads) {
+    bool ok = true;
+    for (u32 rank = thread; rank < x.world; rank += threads) ok = ok && (rank == x.rank || called(x, step, rank));
+    return ok;
+}
 
 // The last of a kernel's blocks gets true, once the others have done what comes before this.
 __device__ bool last_block(const Exchange& x) {
@@ -274,6 +294,8 @@ __device__ bool last_block(const Exchange& x) {
     __syncthreads();
     return before == gridDim.x - 1;
 }
+
+__device__ bool enter(const Exchange& x, Step& step) { return enter(x, step, load_control(x)); }
 
 // What block 0 adds to `steps` is what the others leave of a step.
 __device__ u64 own_part() { return blockIdx.x == 0 ? STEP - (gridDim.x - 1) : 1; }

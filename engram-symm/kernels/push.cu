@@ -1,197 +1,314 @@
 // Exchanges without a barrier: ids are written to the ranks that own their rows, and rows to the ranks that asked.
 //
-// By lines, for few tokens: what arrives says itself that it has. An id travels in 16 bytes together with the call, and a row in
-// chunks that are marked or cannot be the bytes that were there before. By flags, for many: each block signals its share of the
-// ids, and its share of the rows, to the blocks of the same number.
+// Ids travel in lines: 16 bytes, two ids and the call, so that a line says itself that it has arrived. Rows do so by lines, for few
+// tokens, in chunks that are marked or cannot be the bytes that were there before; and by flags, for many, one for all that a block
+// sends to a rank. Either way a block waits for the blocks of its own number alone, so that not all blocks of a grid need be there
+// at the same time.
 
 #include "rows.cuh"
 
-// ---- By lines
-
-// The line of two neighbouring columns of an owner, in that owner's memory. Two sets of them take turns: who writes the one of a
-// step has completed the step before, for which all ranks have completed the one before that, and so have read its lines.
-__device__ Pair* line_at(const Exchange& x, const Step& step, u32 owner, u32 requester, u32 index) {
+// A line holds the ids of two neighbouring columns of an owner. Its number: (token * layers + layer) * pairs + pair. Two sets of
+// lines take turns: who writes the one of a step has completed the step before, for which all ranks have completed the one before
+// that, and so have read its lines.
+__device__ Pair* line_at(const Exchange& x, const Step& step, u32 owner, u32 requester, u32 line) {
     const u32 set = (step.epoch() & 1) * x.world + requester;
-    return reinterpret_cast<Pair*>(x.peers[owner].data + x.lines) + (u64(set) * x.line_tokens * x.layers * x.pairs + index);
+    return reinterpret_cast<Pair*>(peer(x, owner).data + x.lines) + (u64(set) * x.capacity * x.layers * x.pairs + line);
 }
 
-// A line's place: (token * layers + layer) * pairs + pair.
-struct LinePlace {
-    u32 token, layer, pair;
+// The place of row `of` of an owner's, which are two a line; false where the owner has no such column.
+__device__ bool find_place(const Exchange& x, u32 owner, u32 of, Place& p) {
+    const u32 line = of / 2, rest = x.by_pairs.divide(line), column = (line - rest * x.pairs) * 2 + of % 2;
+    p.column = columns_before(x, owner) + column;
+    p.token = x.by_layers.divide(rest);
+    p.layer = rest - p.token * x.layers;
+    return column < columns_of(x, owner);
+}
 
-    static __device__ LinePlace of(const Exchange& x, u32 index) {
-        LinePlace p;
-        const u32 rest = x.by_pairs.divide(index);
-        p.pair = index - rest * x.pairs;
-        p.token = x.by_layers.divide(rest);
-        p.layer = rest - p.token * x.layers;
-        return p;
+// The ids of a line.
+__device__ u64 line_ids(const Exchange& x, u32 owner, u32 line) {
+    u32 ids[2];
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+        Place p;
+        ids[half] = find_place(x, owner, line * 2 + half, p) ? u32(id_at(x, p)) : ~0u;
     }
+    return u64(ids[1]) << 32 | ids[0];
+}
+
+__device__ i32 half_of(u64 ids, u32 half) { return i32(half == 0 ? u32(ids) : u32(ids >> 32)); }
+
+// Lines go in tiles: tile t, of each owner, to block t % blocks, on all ranks alike. This warp's part of them.
+struct Tiles {
+    u32 warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+
+    // Line `lane` of a tile, or one past the last.
+    static __device__ u32 line(const Exchange& x, u32 tile, u32 lane) {
+        return lane < x.tile ? min(tile * x.tile + lane, x.line_count) : x.line_count;
+    }
+    // Rows of a tile of so many lines.
+    static __device__ u32 rows(const Exchange& x, u32 tile, u32 lines) { return min(lines, x.line_count - tile * lines) * 2; }
+    static __device__ u32 rows(const Exchange& x, u32 tile) { return rows(x, tile, x.tile); }
 };
 
-// Sends this rank's ids to their owners, and the call to all.
-__device__ void send_lines(const Exchange& x, const Step& step) {
-    if (blockIdx.x == 0 && speaks(x)) store(word(x, threadIdx.x, x.rank, CALL), step.call);
-    const u32 lines = x.slot * x.layers * x.pairs;
-    const u32 first = blockIdx.x * THREADS + threadIdx.x;
-    for (u32 distance = 1; distance < x.world; ++distance) {
-        const u32 owner = after(x, distance);
-        const u32 before = columns_before(x, owner), columns = columns_of(x, owner);
-        for (u32 i = first; i < lines; i += gridDim.x * THREADS) {
-            const LinePlace at = LinePlace::of(x, i);
-            const u32 left = columns - min(columns, at.pair * 2);
-            if (left == 0) continue;
-            Place p = {at.token, at.layer, before + at.pair * 2};
-            const u32 low = u32(id_at(x, p));
-            ++p.column;
-            const u32 high = left > 1 ? u32(id_at(x, p)) : NOBODY;
-            store(line_at(x, step, owner, x.rank, i), {u64(high) << 32 | low, step.call});
+// Calls all ranks, and sends this block's ids to their owners, a tile a warp. False where the group sleeps or has failed.
+__device__ bool send_ids(const Exchange& x, Step& step) {
+    const Pair control = load_control(x);
+    const Tiles own;
+    const u32 lane = threadIdx.x % WARP;
+    // The first ids are on their way while the control line is.
+    u32 tile = blockIdx.x + own.warp * gridDim.x;
+    u32 line = tile < x.tiles ? Tiles::line(x, tile, lane) : x.line_count;
+    u64 ids = line < x.line_count ? line_ids(x, after(x, x.world > 1), line) : 0;
+    if (!enter(x, step, control)) return false;
+    if (blockIdx.x == 0) {
+        if (threadIdx.x == blockDim.x - 1) begin(x);
+        call_all(x, step, threadIdx.x, blockDim.x, [](u64* at, u64 call) { store(at, call); });
+    }
+    for (bool first = true; tile < x.tiles; tile += own.warps * gridDim.x, first = false) {
+        line = Tiles::line(x, tile, lane);
+        if (line == x.line_count) continue;
+        for (u32 distance = 1; distance < x.world; ++distance) {
+            const u32 owner = after(x, distance);
+            if (!first || distance > 1) ids = line_ids(x, owner, line);
+            store(line_at(x, step, owner, x.rank, line), {ids, step.call});
         }
     }
+    return true;
 }
+
+// Puts this rank's own rows of a tile into its output, and with row ownership the zero rows of ids that nobody owns.
+__device__ void serve_itself(const Exchange& x, u32 tile, u32 lines) {
+    const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile, lines);
+    Place p;
+    Row row;
+    if (lane < rows && find_place(x, x.rank, tile * lines * 2 + lane, p)) {
+        const Table table = table_of(x, p.layer);
+        const i32 id = id_at(x, p);
+        const bool own = owns(x, x.rank, p.layer, id);
+        row.place = p.index(x);
+        if (own) row.find(table, id);
+        if (own || x.heads_a_rank != 0 || unowned(x, p.layer, id)) row.to = output_row(x, x.out, p);
+    }
+    put_rows(x, row, rows, x.unit);
+}
+
+// Once a step: that all ranks call the same, and that it is the only step that runs here. By a warp.
+__device__ bool agreed(const Exchange& x, const Step& step) {
+    return all_called(x, step, threadIdx.x % WARP, WARP) && (threadIdx.x % WARP > 0 || alone(x, step));
+}
+
+// ---- By lines
+
+constexpr u32 K = 3;                 // chunks of a lane under way: two rows of 256 bytes are little more than two
 
 // Marks that a chunk has not arrived. No four bytes of a row in a table that is free of NaN are all ones, whatever its format.
 constexpr u64 ABSENT = ~0ull;
 __device__ bool absent(u64 half) { return u32(half) == ~0u || u32(half >> 32) == ~0u; }
 
-// With marks, a chunk of the landing holds 8 bytes of a row and the call.
+// Where a chunk lands. Marked, it takes two places there, each 8 bytes of the row and the call.
 template <bool MARKED>
-__device__ u8* landing_chunk(const Exchange& x, u32 rank, u32 place, u32 chunk) {
-    return x.peers[rank].data + x.landing + (u64(place) * x.landing_chunks + (MARKED ? 2 * chunk : chunk)) * CHUNK;
+__device__ Pair* landing(const Exchange& x, u32 rank, u32 place, u32 chunk) {
+    Pair* row = reinterpret_cast<Pair*>(peer(x, rank).data + x.landing);
+    return row + (u64(place) * x.chunks + chunk) * (MARKED ? 2 : 1);
 }
 
 template <bool MARKED>
-__device__ void send_chunk(const Step& step, u8* to, uint4 data) {
-    Pair* pair = reinterpret_cast<Pair*>(to);
+__device__ void send_chunk(const Step& step, Pair* to, uint4 data) {
     const u64 low = u64(data.y) << 32 | data.x, high = u64(data.w) << 32 | data.z;
-    if (MARKED) {
-        store(pair, {low, step.call});
-        store(pair + 1, {high, step.call});
-    } else {
-        store(pair, {low, high});
-    }
+    if (!MARKED) return store(to, {low, high});
+    store(to, {low, step.call});
+    store(to + 1, {high, step.call});
 }
 
 template <bool MARKED>
-__device__ bool receive_chunk(const Step& step, const u8* from, uint4& data) {
-    const Pair* pair = reinterpret_cast<const Pair*>(from);
-    Pair v = load(pair);
+__device__ bool receive_chunk(const Step& step, const Pair* at, uint4& data) {
+    Pair v = load(at);
+    bool here = !absent(v.low) && !absent(v.high);
     if (MARKED) {
-        const Pair second = load(pair + 1);
-        if (v.high != step.call || second.high != step.call) return false;
+        const Pair second = load(at + 1);
+        here = v.high == step.call && second.high == step.call;
         v.high = second.low;
-    } else if (absent(v.low) || absent(v.high)) {
-        return false;
     }
     data = {u32(v.low), u32(v.low >> 32), u32(v.high), u32(v.high >> 32)};
-    return true;
+    return here;
 }
 
-// Sends the rows that others ask for as their ids come, a line a warp; and this rank its own.
+// Sends a tile's rows to a requester as its ids come. A lane knows its chunks before it knows their ids.
 template <bool MARKED>
-__device__ bool serve_lines(const Exchange& x, Step& step) {
-    const u32 lines = x.slot * x.layers * x.pairs, lane = threadIdx.x % WARP;
-    const u32 before = columns_before(x, x.rank), columns = columns_of(x, x.rank);
-    for (u32 i = blockIdx.x + threadIdx.x / WARP * gridDim.x; i < lines * x.world; i += gridDim.x * WARPS) {
-        const u32 distance = i / lines + 1, index = i - (distance - 1) * lines;
-        const bool self = distance == x.world;
-        const u32 requester = self ? x.rank : after(x, distance);
-        const LinePlace at = LinePlace::of(x, index);
-        if (at.pair * 2 >= columns) continue;
-        Place p = {at.token, at.layer, before + at.pair * 2 + lane % 2};
-        const bool column = at.pair * 2 + lane % 2 < columns;
-        i32 id = -1;
-        if (self) {
-            if (column && lane < 2) id = id_at(x, p);
-        } else {
-            const Pair* line = line_at(x, step, x.rank, requester, index);
-            Pair v;
-            const bool came = wait(x, step, requester, IDS, [&] {
-                v = load(line);
-                return v.high == step.call;
-            });
-            if (!__all_sync(ALL_LANES, came)) return false;
-            id = i32(u32(lane % 2 == 0 ? v.low : v.low >> 32));
+__device__ bool serve_lines(const Exchange& x, const Step& step, u32 tile, u32 requester) {
+    const u32 lane = threadIdx.x % WARP, all = Tiles::rows(x, tile) * x.chunks;
+    for (u32 base = lane; base < all; base += K * WARP) {
+        const Pair* line[K];
+        Pair* to[K];
+        u32 half[K], layer[K], chunk[K];
+        u64 ids[K];
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            const u32 at = base + k * WARP, row = x.by_chunks.divide(at);
+            const u32 of = tile * x.tile * 2 + row;
+            Place p;
+            const bool here = at < all && find_place(x, x.rank, of, p);
+            chunk[k] = at - row * x.chunks, half[k] = of % 2, layer[k] = p.layer;
+            line[k] = here ? line_at(x, step, x.rank, requester, of / 2) : nullptr;
+            to[k] = landing<MARKED>(x, requester, p.index(x), chunk[k]);
+            if (here && x.tables != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(x.tables + p.layer));
         }
-        Row row;
-        if (lane < 2 && column) {
-            const u32 owner = owner_of(x, p, id);
-            row.place = p.index(x);
-            if (owner == x.rank) row.find(x, p.layer, id);
-            if (self ? (x.heads_a_rank != 0 || owner == x.rank || owner == NOBODY) : owner == x.rank)
-                row.to = self ? output_row(x, x.out, p) : landing_chunk<MARKED>(x, requester, row.place, 0);
-        }
-        if (self) {
-            move_rows<2>(x, row, 2, x.table_unit, x.out_scales);
-        } else {
-            each_chunk<2>(2, x.chunks, x.by_chunks,
-                [&](u32 lane, u32 chunk) {
-                    const u8* from = from_lane(row.values, lane);
-                    return load_piece(x, from, from_lane(row.scales, lane), chunk, x.table_unit);
-                },
-                [&](u32 lane, u32 chunk, const Piece& piece, bool here) {
-                    u8* to = from_lane(row.to, lane);
-                    if (here && to != nullptr) send_chunk<MARKED>(step, to + (MARKED ? 2 * chunk : chunk) * CHUNK, piece.data);
-                });
-        }
-    }
-    return true;
-}
-
-// Takes the rows that others send into the output, a row a warp, and makes zero rows of those that nobody sends.
-template <bool MARKED>
-__device__ bool collect_lines(const Exchange& x, Step& step) {
-    const u32 lane = threadIdx.x % WARP;
-    const u32 before = columns_before(x, x.rank), own = x.heads_a_rank == 0 ? 0 : columns_of(x, x.rank);
-    const u32 others = x.columns - own, rows = x.slot * x.layers * others;
-    for (u32 i = blockIdx.x + threadIdx.x / WARP * gridDim.x; i < rows; i += gridDim.x * WARPS) {
-        const u32 rest = i / others;
-        Place p;
-        p.column = i - rest * others;
-        if (p.column >= before && own > 0) p.column += own;
-        p.token = x.by_layers.divide(rest);
-        p.layer = rest - p.token * x.layers;
-        const i32 id = id_at(x, p);
-        const u32 owner = owner_of(x, p, id), place = p.index(x);
-        // This rank has served itself, and with row ownership has made the zero rows.
-        if (x.heads_a_rank == 0 && (owner == x.rank || owner == NOBODY)) continue;
-        u8* to = output_row(x, x.out, p);
-        bool ok = true;
-        for (u32 chunk = lane; chunk < x.chunks; chunk += WARP) {
-            Piece piece;
-            if (owner != NOBODY) {
-                const auto poll = [&](u32 which, uint4& data) {
-                    const u8* from = landing_chunk<MARKED>(x, x.rank, place, which);
-                    return wait(x, step, owner, ROWS, [&] { return receive_chunk<MARKED>(step, from, data); });
-                };
-                ok = ok && poll(chunk, piece.data);
-                if (decodes(x) && x.scale_bytes > 0 && chunk < x.value_chunks) {
-                    uint4 scales;
-                    const u32 at = chunk * CHUNK / 32;
-                    ok = ok && poll(x.value_chunks + at / CHUNK, scales);
-                    const u32 words[4] = {scales.x, scales.y, scales.z, scales.w};
-                    if (ok) piece.code = words[at % CHUNK / 4] >> at % 4 * 8 & 0xff;
-                }
+        const bool came = wait(x, step, requester, IDS, [&] {
+            bool ready = true;
+#pragma unroll
+            for (u32 k = 0; k < K; ++k) {
+                if (line[k] == nullptr) continue;
+                const Pair v = load(line[k]);
+                ids[k] = v.low, ready = ready && v.high == step.call;
             }
-            if (ok) put(x, to, x.out_scales, place, chunk, piece, owner == NOBODY);
+            return ready;
+        });
+        if (!came) return false;
+        uint4 data[K];
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            data[k] = {0, 0, 0, 0};
+            if (line[k] == nullptr) continue;
+            const i32 id = half_of(ids[k], half[k]);
+            if (!owns(x, x.rank, layer[k], id)) {
+                line[k] = nullptr;
+                continue;
+            }
+            Row row;
+            row.find(table_of(x, layer[k]), id);
+            data[k] = load_chunk(x, row.values, row.scales, chunk[k], x.unit);
         }
-        if (!__all_sync(ALL_LANES, ok)) return false;
-        // The permission to write here again is the next step's ids, which follow the end of this kernel.
-        for (u32 chunk = lane; !MARKED && owner != NOBODY && chunk < x.chunks; chunk += WARP)
-            store(reinterpret_cast<Pair*>(landing_chunk<MARKED>(x, x.rank, place, chunk)), {ABSENT, ABSENT});
+#pragma unroll
+        for (u32 k = 0; k < K; ++k)
+            if (line[k] != nullptr) send_chunk<MARKED>(step, to[k], data[k]);
     }
     return true;
+}
+
+// MX scales that are not whole groups of four.
+__device__ __noinline__ void put_odd_scales(const Exchange& x, u32 tile, u32 owner, u32 at, uint4 data) {
+    const u32 row = x.by_chunks.divide(at);
+    Place p;
+    if (find_place(x, owner, tile * x.tile * 2 + row, p)) store_scales(x, x.out_scales, p, Part(x, at - row * x.chunks), data);
+}
+
+// Takes a tile's chunks of an owner into the output as they come, and makes zero rows of those that nobody sends.
+template <bool MARKED>
+__device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u32 owner) {
+    const u32 lane = threadIdx.x % WARP, all = Tiles::rows(x, tile) * x.chunks;
+    for (u32 base = lane; base < all; base += K * WARP) {
+        Pair* from[K];
+        u8* to[K];
+        u32 bytes[K];                // and 0x100 where they are MX scales
+        uint4 data[K];
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            const u32 at = base + k * WARP, row = x.by_chunks.divide(at), chunk = at - row * x.chunks;
+            Place p;
+            const bool here = at < all && find_place(x, owner, tile * x.tile * 2 + row, p);
+            const i32 id = here ? id_at(x, p) : -1;
+            const bool sent = here && owns(x, owner, p.layer, id), zero = here && x.heads_a_rank != 0 && !sent;
+            const Part part(x, chunk);
+            from[k] = sent ? landing<MARKED>(x, x.rank, p.index(x), chunk) : nullptr;
+            const bool scales = part.scale && x.form == MX;
+            to[k] = scales ? scale_at(x, x.out_scales, p, p.column * x.scale_bytes + part.from)
+                           : output_row(x, x.out, p) + (part.scale ? x.value_bytes : 0) + part.from;
+            bytes[k] = part.bytes | (scales ? 0x100 : 0);
+            if (!sent && !zero) to[k] = nullptr;
+            data[k] = {0, 0, 0, 0};
+        }
+        const bool came = wait(x, step, owner, ROWS, [&] {
+            bool ready = true;
+#pragma unroll
+            for (u32 k = 0; k < K; ++k)
+                if (from[k] != nullptr) ready = receive_chunk<MARKED>(step, from[k], data[k]) && ready;
+            return ready;
+        });
+        if (!came) return false;
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            if (to[k] == nullptr) continue;
+            if (!(bytes[k] & 0x100)) {
+                store_bytes(to[k], data[k], bytes[k], x.out_unit);
+            } else if (x.scale_bytes % 4 == 0) {
+                // Groups of four, 512 bytes apart.
+                const u32 words[4] = {data[k].x, data[k].y, data[k].z, data[k].w};
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i)
+                    if (i * 4 < (bytes[k] & 0xff)) *reinterpret_cast<u32*>(to[k] + i * 512) = words[i];
+            } else {
+                put_odd_scales(x, tile, owner, base + k * WARP, data[k]);
+            }
+            // The permission to write here again is the next step's ids, which follow the end of this kernel.
+            if (!MARKED && from[k] != nullptr) store(from[k], {ABSENT, ABSENT});
+        }
+    }
+    return true;
+}
+
+// The same for rows that are decoded: a row a warp, since all its chunks need its scales.
+template <bool MARKED>
+__device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 tile, u32 owner) {
+    const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile);
+    for (u32 row = 0; row < rows; ++row) {
+        Place p;
+        if (!find_place(x, owner, tile * x.tile * 2 + row, p)) continue;
+        const i32 id = id_at(x, p);
+        const bool sent = owns(x, owner, p.layer, id);
+        if (!sent && x.heads_a_rank == 0) continue;
+        const u32 place = p.index(x);
+        bool came = true;
+        for (u32 chunk = lane; chunk < x.chunks && sent; chunk += WARP) {
+            uint4 data;
+            came = came && wait(x, step, owner, ROWS, [&] { return receive_chunk<MARKED>(step, landing<MARKED>(x, x.rank, place, chunk), data); });
+        }
+        if (!__all_sync(ALL_LANES, came)) return false;
+        for (u32 chunk = lane; chunk < x.value_chunks; chunk += WARP) {
+            uint4 data = {0, 0, 0, 0}, scales;
+            float scale = 0;
+            if (sent) {
+                const u32 at = chunk * CHUNK / 32;
+                receive_chunk<MARKED>(step, landing<MARKED>(x, x.rank, place, chunk), data);
+                if (x.scale_bytes > 0) receive_chunk<MARKED>(step, landing<MARKED>(x, x.rank, place, x.value_chunks + at / CHUNK), scales);
+                scale = x.scale_bytes > 0 ? e8m0(byte_of(scales, at % CHUNK)) : rounded(x.layer_info[p.layer].global_scale, x.form == F16);
+            }
+            const Part part(x, chunk);
+            store_floats(output_row(x, x.out, p) + part.from * 2, data, scale, part.bytes, x.form == F16);
+        }
+        __syncwarp();
+        for (u32 chunk = lane; chunk < x.chunks && sent && !MARKED; chunk += WARP) store(landing<MARKED>(x, x.rank, place, chunk), {ABSENT, ABSENT});
+    }
+    return true;
+}
+
+template <bool MARKED>
+__device__ bool collect_lines(const Exchange& x, const Step& step, u32 tile, u32 owner) {
+    if (decodes(x)) return collect_decoded<MARKED>(x, step, tile, owner);
+    return collect_chunks<MARKED>(x, step, tile, owner);
 }
 
 template <bool MARKED>
 __device__ void push_lines(const Exchange& x) {
     Step step;
-    if (!enter(x, step)) return;
-    send_lines(x, step);
-    bool ok = blockIdx.x + threadIdx.x > 0 || begin(x, step);
-    ok = ok && serve_lines<MARKED>(x, step) && collect_lines<MARKED>(x, step);
-    if (ok) pad_scales(x);
-    if (ok && blockIdx.x == 0 && speaks(x)) ok = called(x, step, threadIdx.x);
+    if (!send_ids(x, step)) return;
+    const Tiles own;
+    // For each tile: serve the others, then collect. In that order, so that each job is waited for by later ones alone.
+    const u32 others = x.world - 1, jobs = 2 * others;
+    bool ok = true;
+    u32 tile = blockIdx.x, job = own.warp;
+    while (ok && others > 0) {
+        while (job >= jobs) job -= jobs, tile += gridDim.x;
+        if (tile >= x.tiles) break;
+        ok = job < others ? serve_lines<MARKED>(x, step, tile, after(x, job + 1)) : collect_lines<MARKED>(x, step, tile, after(x, job - others + 1));
+        job += own.warps;
+    }
+    // And itself, where a warp has nothing to wait for: from the last one on.
+    for (tile = blockIdx.x + (own.warps - 1 - own.warp) * gridDim.x; tile * x.self_tile < x.line_count; tile += own.warps * gridDim.x)
+        serve_itself(x, tile, x.self_tile);
+    if (own.warp == own.warps - 1) {
+        pad_scales(x, blockIdx.x, gridDim.x);
+        if (ok && blockIdx.x == 0) ok = agreed(x, step);
+    }
     leave(x, step, ok, [&] { clear_outputs(x); });
 }
 
@@ -199,132 +316,111 @@ __device__ void push_lines(const Exchange& x) {
 
 // Flags lie in the memory of whoever waits for them: those for ids, then those for rows.
 __device__ u64* flag_at(const Exchange& x, u32 owner, u32 phase, u32 from) {
-    return reinterpret_cast<u64*>(x.peers[owner].signals + x.flags) + ((phase * x.world + from) * x.flag_blocks + blockIdx.x);
+    return reinterpret_cast<u64*>(peer(x, owner).signals + x.flags) + ((phase * x.world + from) * x.flag_blocks + blockIdx.x);
 }
 
-// This block's share of n rows.
-struct Share {
-    u32 first, last;
-    explicit __device__ Share(u32 n) : first(u32(u64(n) * blockIdx.x / gridDim.x)), last(u32(u64(n) * (blockIdx.x + 1) / gridDim.x)) {}
-};
-
-// The place of row i of those that `owner` may have to send: (token * layers + layer) * its columns + column.
-__device__ Place place_of(const Exchange& x, u32 owner, u32 i) {
-    const u32 columns = columns_of(x, owner), rest = i / columns;
-    Place p;
-    p.column = columns_before(x, owner) + i - rest * columns;
-    p.token = x.by_layers.divide(rest);
-    p.layer = rest - p.token * x.layers;
-    return p;
+// Where a row lands that does not go straight to the output, or with MX its scales: whole chunks.
+__device__ u8* pushed_row(const Exchange& x, u32 rank, u32 place) {
+    const u32 chunks = x.straight ? x.chunks - x.value_chunks : x.chunks;
+    return peer(x, rank).data + x.pushed_rows + u64(place) * chunks * CHUNK;
 }
-
-__device__ i32* pushed_ids(const Exchange& x, u32 owner, u32 requester) {
-    const u64 ids = u64(x.capacity) * x.layers * columns_of(x, owner);
-    return reinterpret_cast<i32*>(x.peers[owner].data + x.pushed_ids) + requester * ids;
-}
-
-__device__ u8* pushed_row(const Exchange& x, u32 rank, u32 place) { return x.peers[rank].data + x.pushed_rows + u64(place) * x.chunks * CHUNK; }
 
 // Tells every rank that this block has written its share: `phase` of this step.
 __device__ void raise_flags(const Exchange& x, const Step& step, u32 phase) {
     __syncthreads();
-    if (speaks(x)) store_release(flag_at(x, threadIdx.x, phase, x.rank), step.call);
+    for (u32 rank = threadIdx.x; rank < x.world; rank += blockDim.x)
+        if (rank != x.rank) store_release(flag_at(x, rank, phase, x.rank), step.call);
 }
 
-__device__ void send_ids(const Exchange& x, const Step& step) {
-    if (blockIdx.x == 0 && speaks(x)) store(word(x, threadIdx.x, x.rank, CALL), step.call);
-    for (u32 distance = 1; distance < x.world; ++distance) {
-        const u32 owner = after(x, distance);
-        const Share share(x.slot * x.layers * columns_of(x, owner));
-        i32* to = pushed_ids(x, owner, x.rank);
-        for (u32 i = share.first + threadIdx.x; i < share.last; i += THREADS) to[i] = id_at(x, place_of(x, owner, i));
-    }
-    raise_flags(x, step, IDS);
+__device__ bool await_flag(const Exchange& x, const Step& step, u32 phase, u32 from) {
+    return __all_sync(ALL_LANES, wait_for(x, step, from, phase, flag_at(x, x.rank, phase, from)));
 }
 
-constexpr u32 TILE = 8;              // rows that a warp moves at a time
-constexpr u32 IN_FLIGHT = 4;         // loads of a lane
-
-// Sends the rows that others ask for, and this rank its own, in turn, so that links and memory are busy at once.
-__device__ bool serve_shares(const Exchange& x, Step& step) {
-    const u32 lane = threadIdx.x % WARP;
-    const u32 columns = columns_of(x, x.rank);
-    const Share share(x.slot * x.layers * columns);
-    const u32 tiles = (share.last - share.first + TILE - 1) / TILE;
-    for (u32 i = threadIdx.x / WARP; i < tiles * x.world; i += WARPS) {
-        const u32 tile = i / x.world, requester = after(x, i - tile * x.world);
-        const bool self = requester == x.rank;
-        if (!self && !__all_sync(ALL_LANES, wait_for(x, step, requester, IDS, flag_at(x, x.rank, IDS, requester)))) return false;
-        const u32 first = share.first + tile * TILE, rows = min(TILE, share.last - first);
-        Row row;
-        if (lane < rows) {
-            const Place p = place_of(x, x.rank, first + lane);
-            const i32 id = self ? id_at(x, p) : pushed_ids(x, x.rank, requester)[first + lane];
-            const u32 owner = owner_of(x, p, id);
+// Sends a tile's rows to a requester as its ids come.
+__device__ bool serve_tile(const Exchange& x, const Step& step, u32 tile, u32 requester) {
+    const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile), of = tile * x.tile * 2 + lane;
+    if (x.flagged_ids && !await_flag(x, step, IDS, requester)) return false;
+    Place p;
+    Row row;
+    bool came = true;
+    if (lane < rows && find_place(x, x.rank, of, p)) {
+        const Table table = table_of(x, p.layer);
+        const Pair* line = line_at(x, step, x.rank, requester, of / 2);
+        Pair v;
+        if (x.flagged_ids)
+            v.low = load(&line->low);
+        else
+            came = wait(x, step, requester, IDS, [&] { return v = load(line), v.high == step.call; });
+        const i32 id = half_of(v.low, of % 2);
+        if (came && owns(x, x.rank, p.layer, id)) {
             row.place = p.index(x);
-            if (owner == x.rank) row.find(x, p.layer, id);
-            if (self && (x.heads_a_rank != 0 || owner == x.rank || owner == NOBODY)) row.to = output_row(x, x.out, p);
-            if (!self && owner == x.rank) row.to = x.direct ? output_row(x, x.peers[requester].data + x.peer_out, p) : pushed_row(x, requester, row.place);
-        }
-        if (self || x.direct) {
-            move_rows<IN_FLIGHT>(x, row, rows, x.table_unit, self ? x.out_scales : x.peers[requester].data + x.peer_scales);
-        } else {
-            each_chunk<IN_FLIGHT>(rows, x.chunks, x.by_chunks,
-                [&](u32 lane, u32 chunk) {
-                    const u8* from = from_lane(row.values, lane);
-                    return load_piece(x, from, from_lane(row.scales, lane), chunk, x.table_unit);
-                },
-                [&](u32 lane, u32 chunk, const Piece& piece, bool here) {
-                    u8* to = from_lane(row.to, lane);
-                    if (here && to != nullptr) reinterpret_cast<uint4*>(to)[chunk] = piece.data;
-                });
+            row.find(table, id);
+            u8* landing = pushed_row(x, requester, row.place);
+            row.to = x.straight ? output_row(x, peer(x, requester).data + x.peer_out, p) : landing;
+            row.scales_to = !x.straight ? landing + x.value_chunks * CHUNK : x.form == MX ? landing : row.to + x.value_bytes;
         }
     }
+    if (!__all_sync(ALL_LANES, came)) return false;
+    // What lands is a multiple of whole chunks.
+    copy_rows(x, row, rows, {x.unit, x.straight && x.form != MX ? x.out_unit : min(x.unit, CHUNK)});
     return true;
 }
 
-// Takes this block's share of what each owner has sent, where it did not go straight to the output, and makes zero rows of what no
-// owner sends.
-__device__ bool collect_shares(const Exchange& x, Step& step) {
-    const u32 lane = threadIdx.x % WARP;
-    for (u32 distance = 1; distance < x.world; ++distance) {
-        const u32 owner = after(x, distance);
-        const Share share(x.slot * x.layers * columns_of(x, owner));
-        for (u32 first = share.first + threadIdx.x / WARP * TILE; first < share.last; first += WARPS * TILE) {
-            const u32 rows = min(TILE, share.last - first);
-            Row row;
-            if (lane < rows) {
-                const Place p = place_of(x, owner, first + lane);
-                const u32 sender = owner_of(x, p, id_at(x, p));
-                const bool sent = sender == owner, zero = x.heads_a_rank != 0 && sender == NOBODY;
-                row.place = p.index(x);
-                if (zero || (sent && !x.direct)) row.to = output_row(x, x.out, p);
-                if (sent && !x.direct) row.values = pushed_row(x, x.rank, row.place), row.scales = row.values + x.value_chunks * CHUNK;
-            }
-            if (!__any_sync(ALL_LANES, row.to != nullptr)) continue;
-            if (!x.direct && !__all_sync(ALL_LANES, wait_for(x, step, owner, ROWS, flag_at(x, x.rank, ROWS, owner)))) return false;
-            move_rows<IN_FLIGHT>(x, row, rows, CHUNK, x.out_scales);
+// Takes a tile's rows of an owner that did not go straight to the output, and makes zero rows of what nobody sends.
+__device__ void collect_tile(const Exchange& x, u32 tile, u32 owner) {
+    const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile);
+    Place p;
+    Row row;
+    if (lane < rows && find_place(x, owner, tile * x.tile * 2 + lane, p)) {
+        const bool sent = owns(x, owner, p.layer, id_at(x, p));
+        row.place = p.index(x);
+        if (sent) {
+            row.values = pushed_row(x, x.rank, row.place);
+            row.scales = x.straight ? row.values : row.values + x.value_chunks * CHUNK;
         }
+        if (sent && x.straight && x.form == MX) put_scales(x, row, CHUNK);
+        if (sent ? !x.straight : x.heads_a_rank != 0) row.to = output_row(x, x.out, p);
     }
-    return true;
+    if (__any_sync(ALL_LANES, row.to != nullptr)) put_rows(x, row, rows, CHUNK);
+}
+
+// Whether no other rank has reported a fault. Rows go straight into the output of a rank that asks, so that nothing may be sent any
+// more to one that has given up.
+__device__ bool unharmed(const Exchange& x, const Step& step) {
+    bool fine = true;
+    for (u32 rank = threadIdx.x; rank < x.world; rank += blockDim.x) fine = fine && (rank == x.rank || !learn(x, step, rank));
+    return __syncthreads_and(fine);
 }
 
 __device__ void push_flags(const Exchange& x) {
     Step step;
-    if (!enter(x, step)) return;
-    send_ids(x, step);
-    bool ok = blockIdx.x + threadIdx.x > 0 || begin(x, step);
-    ok = ok && serve_shares(x, step);
+    if (!send_ids(x, step)) return;
+    if (x.flagged_ids) raise_flags(x, step, IDS);
+    const Tiles own;
+    bool ok = unharmed(x, step);
+    // Serves all ranks in turn, this one too, so that links and memory are busy at once.
+    u32 distance = own.warp, tile = blockIdx.x;
+    while (ok) {
+        while (distance >= x.world) distance -= x.world, tile += gridDim.x;
+        if (tile >= x.tiles) break;
+        if (distance == x.world - 1)
+            serve_itself(x, tile, x.tile);
+        else
+            ok = serve_tile(x, step, tile, after(x, distance + 1));
+        distance += own.warps;
+    }
     // No flag without the rows.
-    if (__syncthreads_and(ok)) {
+    ok = __syncthreads_and(ok);
+    if (ok) {
         raise_flags(x, step, ROWS);
-        ok = collect_shares(x, step);
-        if (ok) pad_scales(x);
-        // Also the permission to overwrite the ids.
-        if (ok && speaks(x)) ok = wait_for(x, step, threadIdx.x, ROWS, flag_at(x, x.rank, ROWS, threadIdx.x));
-        if (ok && blockIdx.x == 0 && speaks(x)) ok = called(x, step, threadIdx.x);
-    } else {
-        ok = false;
+        pad_scales(x, blockIdx.x, gridDim.x);
+        for (u32 distance = 1; distance < x.world && ok; ++distance) {
+            const u32 owner = after(x, distance);
+            // Also the permission to write to that rank again.
+            ok = await_flag(x, step, ROWS, owner);
+            for (u32 tile = blockIdx.x + own.warp * gridDim.x; tile < x.tiles && ok; tile += own.warps * gridDim.x) collect_tile(x, tile, owner);
+        }
+        if (ok && blockIdx.x == 0 && own.warp == own.warps - 1) ok = agreed(x, step);
     }
     leave(x, step, ok, [&] { clear_outputs(x); });
 }

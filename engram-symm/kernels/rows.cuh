@@ -24,10 +24,15 @@ __device__ __noinline__ void store_single_bytes(u8* p, uint4 v, u32 bytes) {
     for (u32 i = 0; i < bytes; ++i) p[i] = u8(byte_of(v, i));
 }
 
-// `bytes` of them at p, the rest 0. All of p, strides and sizes are multiples of `unit`.
+__device__ __noinline__ void copy_single_bytes(const u8* from, u8* to, u32 bytes) {
+#pragma unroll 1
+    for (u32 i = 0; i < bytes; ++i) to[i] = from == nullptr ? 0 : from[i];
+}
+
+// `bytes` of them at p, 16 at most, the rest 0. All of p, strides and sizes are multiples of `unit`.
 __device__ uint4 load_bytes(const u8* p, u32 bytes, u32 unit) {
     if (unit >= 16) return *reinterpret_cast<const uint4*>(p);
-    if (unit < 8) return load_single_bytes(p, bytes);
+    if (unit < 8) return load_single_bytes(p, min(bytes, CHUNK));
     const uint2* from = reinterpret_cast<const uint2*>(p);
     const uint2 low = from[0], high = bytes > 8 ? from[1] : uint2{0, 0};
     return {low.x, low.y, high.x, high.y};
@@ -40,7 +45,7 @@ __device__ void store_bytes(u8* p, uint4 v, u32 bytes, u32 unit) {
         reinterpret_cast<uint2*>(p)[0] = {v.x, v.y};
         if (bytes > 8) reinterpret_cast<uint2*>(p)[1] = {v.z, v.w};
     } else {
-        store_single_bytes(p, v, bytes);
+        store_single_bytes(p, v, min(bytes, CHUNK));
     }
 }
 
@@ -69,14 +74,21 @@ __device__ i32 id_at(const Exchange& x, const Place& p) {
     return p.token < x.tokens ? x.ids[i64(p.token) * x.token_stride + (p.layer * x.columns + p.column)] : -1;
 }
 
+// Whether a rank that has this column owns the row of the id.
+__device__ bool owns(const Exchange& x, u32 rank, u32 layer, i32 id) {
+    if (x.heads_a_rank != 0) return id >= 0;
+    const Layer of = x.layer_info[layer];
+    return id >= 0 && u32(id) < of.rows && u32(id) - rank * of.rows_a_rank < of.rows_a_rank;
+}
+// Whether no rank does.
+__device__ bool unowned(const Exchange& x, u32 layer, i32 id) { return id < 0 || (x.heads_a_rank == 0 && u32(id) >= x.layer_info[layer].rows); }
+
 constexpr u32 NOBODY = ~0u;
 
-// Who sends the row of an id, if its column and the id itself have an owner.
+// Who owns it, of all ranks.
 __device__ u32 owner_of(const Exchange& x, const Place& p, i32 id) {
-    if (id < 0) return NOBODY;
-    if (x.heads_a_rank != 0) return p.column / x.heads_a_rank;
-    const Layer layer = x.layer_info[p.layer];
-    return u32(id) < layer.rows ? u32(id) / layer.rows_a_rank : NOBODY;
+    if (unowned(x, p.layer, id)) return NOBODY;
+    return x.heads_a_rank != 0 ? p.column / x.heads_a_rank : u32(id) / x.layer_info[p.layer].rows_a_rank;
 }
 
 // A row that a lane knows and its warp moves.
@@ -84,17 +96,18 @@ struct Row {
     const u8* values = nullptr;      // null: a zero row
     const u8* scales = nullptr;
     u8* to = nullptr;                // null: no row
+    u8* scales_to = nullptr;
     u32 place = 0;
 
-    __device__ void find(const Exchange& x, u32 layer, i32 id) {
-        if (x.tables == nullptr) return;
-        const Table t = x.tables[layer];
+    __device__ void find(const Table& t, i32 id) {
         const u32 local = u32(id) - t.first;         // below `rows` only for rows that are here
         if (local >= t.rows) return;
         values = t.values + local * t.value_stride;
         scales = t.scales + local * t.scale_stride;
     }
 };
+
+__device__ Table table_of(const Exchange& x, u32 layer) { return x.tables == nullptr ? Table{} : x.tables[layer]; }
 
 // Bytes of a row in a chunk, and where they begin among its values or scales.
 struct Part {
@@ -108,21 +121,12 @@ struct Part {
     }
 };
 
-// What is moved of a row at a time; with it, for values that are decoded, their scale.
-struct Piece {
-    uint4 data = {0, 0, 0, 0};
-    u32 code = 0;
-};
-
 __device__ bool decodes(const Exchange& x) { return x.form >= BF16; }
 
-__device__ Piece load_piece(const Exchange& x, const u8* values, const u8* scales, u32 chunk, u32 unit) {
-    Piece piece;
-    if (values == nullptr) return piece;
+__device__ uint4 load_chunk(const Exchange& x, const u8* values, const u8* scales, u32 chunk, u32 unit) {
+    if (values == nullptr) return {0, 0, 0, 0};
     const Part part(x, chunk);
-    piece.data = load_bytes((part.scale ? scales : values) + part.from, part.bytes, unit);
-    if (decodes(x) && x.scale_bytes > 0 && !part.scale) piece.code = scales[part.from / 32];
-    return piece;
+    return load_bytes((part.scale ? scales : values) + part.from, part.bytes, unit);
 }
 
 // Where the row of a place begins in an output.
@@ -136,9 +140,9 @@ __device__ u8* scale_at(const Exchange& x, u8* scales, const Place& p, u32 k) {
     return scales + p.layer * x.scales_layer + (u64(m / 128) * x.scale_tiles + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
 }
 
-__device__ __noinline__ void store_single_scales(const Exchange& x, u8* scales, const Place& p, u32 first, u32 bytes, uint4 data) {
+__device__ __noinline__ void store_single_scales(const Exchange& x, u8* scales, const Place& p, u32 first, u32 bytes, u32 real, uint4 data) {
 #pragma unroll 1
-    for (u32 i = 0; i < bytes; ++i) *scale_at(x, scales, p, first + i) = i < CHUNK ? u8(byte_of(data, i)) : 0;
+    for (u32 i = 0; i < bytes; ++i) *scale_at(x, scales, p, first + i) = i < real ? u8(byte_of(data, i)) : 0;
 }
 
 __device__ void store_scales(const Exchange& x, u8* scales, const Place& p, const Part& part, uint4 data) {
@@ -146,7 +150,7 @@ __device__ void store_scales(const Exchange& x, u8* scales, const Place& p, cons
     // The last row of a token fills up the groups of its tile.
     const bool last = p.column + 1 == x.columns && part.from + part.bytes == x.scale_bytes;
     const u32 bytes = last ? x.scale_tiles * 4 - first : part.bytes;
-    if (x.scale_bytes % 4 != 0) return store_single_scales(x, scales, p, first, bytes, data);
+    if (x.scale_bytes % 4 != 0) return store_single_scales(x, scales, p, first, bytes, part.bytes, data);
     const u32 words[4] = {data.x, data.y, data.z, data.w};
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
@@ -172,86 +176,133 @@ __device__ __noinline__ void store_floats(u8* to, uint4 data, float scale, u32 c
     for (u32 i = 0; i < count; ++i) reinterpret_cast<u16*>(to)[i] = u16(two_floats(byte_of(data, i), scale, f16));
 }
 
-// Writes a chunk of a row into an output; `to` is where the row begins there, `zero` says that it is a zero row.
-__device__ void put(const Exchange& x, u8* to, u8* scales, u32 place, u32 chunk, const Piece& piece, bool zero) {
-    const Part part(x, chunk);
-    if (decodes(x)) {
-        if (part.scale) return;
-        const bool f16 = x.form == F16;
-        float scale = 0;             // a zero row is 0 under any scale
-        if (!zero) scale = x.scale_bytes > 0 ? e8m0(piece.code) : rounded(x.layer_info[Place::of(x, place).layer].global_scale, f16);
-        store_floats(to + part.from * 2, piece.data, scale, part.bytes, f16);
-    } else if (!part.scale) {
-        store_bytes(to + part.from, piece.data, part.bytes, x.out_unit);
-    } else if (x.form == MX) {
-        store_scales(x, scales, Place::of(x, place), part, piece.data);
-    } else {
-        store_bytes(to + x.value_bytes + part.from, piece.data, part.bytes, x.out_unit);
-    }
+// The scale of 16 values that are decoded; `scales` is null for a zero row, which is 0 under any scale.
+__device__ float scale_of(const Exchange& x, const u8* scales, u32 place, u32 chunk) {
+    if (scales == nullptr) return 0;
+    if (x.scale_bytes > 0) return e8m0(scales[chunk * CHUNK / 32]);
+    return rounded(x.layer_info[Place::of(x, place).layer].global_scale, x.form == F16);
 }
 
-// Has a warp move the chunks of rows that its lanes know, K of each lane under way at a time: load(row, chunk) gives a piece,
-// store(row, chunk, piece, here) takes it, where `here`. `row` is a lane's number; all lanes call both.
-template <u32 K, typename Load, typename Store>
-__device__ void each_chunk(u32 rows, u32 chunks, Divisor by_chunks, Load load, Store store) {
-    const u32 lane = threadIdx.x % WARP, all = rows * chunks;
+// Has a warp move parts of rows that its lanes know, K of each lane under way at a time. load(row, part) gives one, and
+// store(row, part, value, here) takes it where `here`; `row` is a lane's number, and all lanes call both.
+template <u32 K, typename T, typename Load, typename Store>
+__device__ void each_part(u32 rows, u32 parts, Divisor by_parts, Load load, Store store) {
+    const u32 lane = threadIdx.x % WARP, all = rows * parts;
     for (u32 base = 0; base < all; base += K * WARP) {
-        Piece piece[K];
-        u32 row[K], chunk[K];
+        T value[K];
+        u32 row[K], part[K];
 #pragma unroll
         for (u32 k = 0; k < K; ++k) {
             const u32 at = min(base + k * WARP + lane, all - 1);
-            row[k] = by_chunks.divide(at), chunk[k] = at - row[k] * chunks;
-            piece[k] = load(row[k], chunk[k]);
+            row[k] = by_parts.divide(at), part[k] = at - row[k] * parts;
+            value[k] = load(row[k], part[k]);
         }
 #pragma unroll
-        for (u32 k = 0; k < K; ++k) store(row[k], chunk[k], piece[k], base + k * WARP + lane < all);
+        for (u32 k = 0; k < K; ++k) store(row[k], part[k], value[k], base + k * WARP + lane < all);
     }
 }
 
-// Moves a tile's rows into an output.
-template <u32 K>
-__device__ void move_rows(const Exchange& x, const Row& row, u32 rows, u32 unit, u8* scales) {
-    each_chunk<K>(rows, x.chunks, x.by_chunks,
-        [&](u32 lane, u32 chunk) {
-            const u8* from = from_lane(row.values, lane);
-            return load_piece(x, from, from_lane(row.scales, lane), chunk, unit);
-        },
-        [&](u32 lane, u32 chunk, const Piece& piece, bool here) {
-            const bool zero = from_lane(row.values, lane) == nullptr;
+// What the rows of a tile are copied between: what their addresses, strides and sizes are multiples of.
+struct Units {
+    u32 from, to;
+};
+
+// A tile's values as they are.
+__device__ void copy_values(const Exchange& x, const Row& row, u32 rows, Units units) {
+    if (min(units.from, units.to) == 8 && x.value_bytes % 8 == 0) {
+        // Side by side, so that a warp's loads and stores are whole lines all the same.
+        each_part<8, uint2>(rows, x.halves, x.by_halves,
+            [&](u32 lane, u32 half) {
+                const uint2* from = reinterpret_cast<const uint2*>(from_lane(row.values, lane));
+                return from == nullptr ? uint2{0, 0} : from[half];
+            },
+            [&](u32 lane, u32 half, uint2 value, bool here) {
+                uint2* to = reinterpret_cast<uint2*>(from_lane(row.to, lane));
+                if (here && to != nullptr) to[half] = value;
+            });
+    } else if (min(units.from, units.to) >= 16) {
+        each_part<4, uint4>(rows, x.value_chunks, x.by_value_chunks,
+            [&](u32 lane, u32 chunk) {
+                const u8* from = from_lane(row.values, lane);
+                return from == nullptr ? uint4{0, 0, 0, 0} : reinterpret_cast<const uint4*>(from)[chunk];
+            },
+            [&](u32 lane, u32 chunk, uint4 value, bool here) {
+                u8* to = from_lane(row.to, lane);
+                if (here && to != nullptr) reinterpret_cast<uint4*>(to)[chunk] = value;
+            });
+    } else if (row.to != nullptr) {
+        copy_single_bytes(row.values, row.to, x.value_bytes);
+    }
+}
+
+// A tile's rows as they are: values to `to`, scales to `scales_to`.
+__device__ void copy_rows(const Exchange& x, const Row& row, u32 rows, Units units) {
+    copy_values(x, row, rows, units);
+    if (row.to == nullptr) return;
+    for (u32 chunk = x.value_chunks; chunk < x.chunks; ++chunk) {
+        const Part part(x, chunk);
+        store_bytes(row.scales_to + part.from, load_chunk(x, row.values, row.scales, chunk, units.from), part.bytes, units.to);
+    }
+}
+
+__device__ void put_scales(const Exchange& x, const Row& row, u32 unit) {
+    for (u32 chunk = x.value_chunks; chunk < x.chunks; ++chunk)
+        store_scales(x, x.out_scales, Place::of(x, row.place), Part(x, chunk), load_chunk(x, row.values, row.scales, chunk, unit));
+}
+
+__device__ void decode_rows(const Exchange& x, const Row& row, u32 rows, u32 unit) {
+    const bool f16 = x.form == F16;
+    each_part<2, uint4>(rows, x.value_chunks, x.by_value_chunks,
+        [&](u32 lane, u32 chunk) { return load_chunk(x, from_lane(row.values, lane), nullptr, chunk, unit); },
+        [&](u32 lane, u32 chunk, uint4 value, bool here) {
+            const u8* values = from_lane(row.values, lane);
+            const u8* scales = from_lane(row.scales, lane);
             u8* to = from_lane(row.to, lane);
             const u32 place = __shfl_sync(ALL_LANES, row.place, lane);
-            if (here && to != nullptr) put(x, to, scales, place, chunk, piece, zero);
+            const Part part(x, chunk);
+            if (here && to != nullptr)
+                store_floats(to + part.from * 2, value, scale_of(x, values == nullptr ? nullptr : scales, place, chunk), part.bytes, f16);
         });
 }
 
-// Zero rows from the first token to one past the last, by all threads of a block.
-__device__ void clear_rows(const Exchange& x, u32 first, u32 last) {
-    const u32 chunks = (last - first) * x.layers * x.columns * x.chunks;
-    for (u32 i = threadIdx.x; i < chunks; i += THREADS) {
-        const u32 row = x.by_chunks.divide(i), place = first * x.layers * x.columns + row;
-        put(x, output_row(x, x.out, Place::of(x, place)), x.out_scales, place, i - row * x.chunks, Piece(), true);
+// A tile's rows in the form that is wanted, into this rank's output. Where they come from is a multiple of `unit`.
+__device__ void put_rows(const Exchange& x, Row row, u32 rows, u32 unit) {
+    row.scales_to = row.to + x.value_bytes;
+    if (decodes(x)) return decode_rows(x, row, rows, unit);
+    if (x.form == COPY) return copy_rows(x, row, rows, {unit, x.out_unit});
+    copy_values(x, row, rows, {unit, x.out_unit});
+    if (row.to != nullptr) put_scales(x, row, unit);
+}
+
+constexpr u32 TILE = 16;             // rows that a warp moves at a time, a lane a row
+
+// All places from the first token to one past the last, in tiles over the grid's warps: job(first place, places).
+template <typename Job>
+__device__ void each_tile(const Exchange& x, u32 first_token, u32 last_token, u32 block, u32 blocks, Job job) {
+    const u32 warps = blockDim.x / WARP, first = first_token * x.layers * x.columns, last = last_token * x.layers * x.columns;
+    for (u32 i = first + (block + threadIdx.x / WARP * blocks) * TILE; i < last; i += blocks * warps * TILE) job(i, min(TILE, last - i));
+}
+
+// MX: scales of 0 from the slot's end to that of its tile of 128 tokens, by some of the blocks.
+__device__ void pad_scales(const Exchange& x, u32 block, u32 blocks) {
+    const u32 tokens = x.slot % 128;
+    if (x.form != MX || tokens == 0) return;
+    for (u32 i = block * blockDim.x + threadIdx.x; i < x.layers * x.scale_tiles * 32; i += blocks * blockDim.x) {
+        const u32 first = i % 32, rest = i / 32, layer = rest / x.scale_tiles, tile = rest - layer * x.scale_tiles;
+        u32* at = reinterpret_cast<u32*>(x.out_scales + layer * x.scales_layer + (u64(x.slot / 128) * x.scale_tiles + tile) * 512 + first * 16);
+#pragma unroll
+        for (u32 quarter = 0; quarter < 4; ++quarter)
+            if (quarter * 32 + first >= tokens) at[quarter] = 0;
     }
 }
 
-// MX: scales of 0 from the slot's end to that of its tile, by all blocks.
-__device__ void pad_scales(const Exchange& x) {
-    if (x.form != MX) return;
-    const u32 from = x.slot, count = ((x.slot + 127) / 128 * 128 - from) * x.layers * x.columns;
-    const u32 scale_chunks = x.chunks - x.value_chunks;
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < count; i += gridDim.x * THREADS) {
-        const Place p = Place::of(x, from * x.layers * x.columns + i);
-        for (u32 chunk = 0; chunk < scale_chunks; ++chunk) store_scales(x, x.out_scales, p, Part(x, x.value_chunks + chunk), {0, 0, 0, 0});
-    }
-}
-
-// The outputs of a step that failed.
-__device__ void clear_outputs(const Exchange& x) {
-    clear_rows(x, 0, x.slot);
-    if (x.form != MX) return;
-    const u32 count = ((x.slot + 127) / 128 * 128 - x.slot) * x.layers * x.columns;
-    for (u32 i = threadIdx.x; i < count; i += THREADS) {
-        const Place p = Place::of(x, x.slot * x.layers * x.columns + i);
-        for (u32 chunk = x.value_chunks; chunk < x.chunks; ++chunk) store_scales(x, x.out_scales, p, Part(x, chunk), {0, 0, 0, 0});
-    }
+// The outputs of a step that failed, by one block.
+__device__ __noinline__ void clear_outputs(const Exchange& x) {
+    each_tile(x, 0, x.slot, 0, 1, [&](u32 first, u32 rows) {
+        Row row;
+        row.place = first + threadIdx.x % WARP;
+        if (threadIdx.x % WARP < rows) row.to = output_row(x, x.out, Place::of(x, row.place));
+        put_rows(x, row, rows, x.unit);
+    });
+    pad_scales(x, 0, 1);
 }

@@ -62,10 +62,20 @@ fn middle(low: u32, high: u32) -> u32 {
 }
 
 /// Slots that are measured.
-const SLOTS: [u32; 7] = [1, 8, 32, 64, 128, 256, 512];
+const SLOTS: [u32; 8] = [1, 8, 32, 64, 128, 256, 512, 1024];
 
 /// Exchanges of each kind: the first ones warm up, the best of the others counts.
-const ROUNDS: usize = 8;
+const ROUNDS: u32 = 8;
+
+/// The slots to measure: none, where there is nothing to choose.
+fn slots(line_tokens: u32, world: usize, push: Option<Push>) -> impl Iterator<Item = u32> {
+    SLOTS.into_iter().filter(move |&slot| push.is_none() && world > 1 && slot <= line_tokens)
+}
+
+/// Steps that [`measure`] takes.
+pub(super) fn steps(line_tokens: u32, world: usize, push: Option<Push>) -> u32 {
+    slots(line_tokens, world, push).map(|_| 2 * 2 * ROUNDS).sum()
+}
 
 /// Measures, unless `push` says which way to take. `rows` are those that each rank has, a layer.
 pub(super) fn measure(
@@ -74,14 +84,10 @@ pub(super) fn measure(
     push: Option<Push>,
     rows: &[Vec<Range<u64>>],
 ) -> Result<Choice> {
-    if let Some(push) = push {
-        return Ok(Choice::by(push));
+    let slots: Vec<u32> = slots(exchange.line_tokens(), exchange.world(), push).collect();
+    if slots.is_empty() {
+        return Ok(Choice::by(push.unwrap_or(Push::Flags)));
     }
-    let most = exchange.line_tokens();
-    if most == 0 || exchange.world() == 1 {
-        return Ok(Choice::by(Push::Flags));
-    }
-    let slots: Vec<u32> = SLOTS.into_iter().filter(|&slot| slot <= most).collect();
     let ids = sample_ids(exchange.config(), rows, slots.last().copied().unwrap_or(0));
     let mut timed = |slot, push| time(exchange, &ids, slot, push);
     let timed = slots.iter().map(|&slot| Ok([timed(slot, Push::Lines)?, timed(slot, Push::Flags)?]));

@@ -9,7 +9,7 @@ use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
 use engram_cuda::{Device, DeviceBuffer, DeviceView, IdType, Ids, Stream, StreamRef, Table};
 
 use super::choose::{self, Choice};
-use super::kernels::{self, BARRIER, Control, PUSH, STEP, THREADS, WARPS};
+use super::kernels::{self, BARRIER, Control, LINE_TILE, NEAR, PUSH, Peer, STEP, THREADS, TILE, WARP};
 use super::layout::{Agreed, Layout, RowShape, unit};
 use super::{Segments, peer_access};
 use crate::exchange::{Algorithm, Config, Output, invalid};
@@ -30,8 +30,8 @@ pub enum Push {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// Multiprocessors that its kernels may use, a half of the device's by default and at most: kernels that wait must leave room for those that
-    /// they wait for. May differ between ranks; the least counts.
+    /// Multiprocessors that its kernels may use, all by default. An exchange takes at most a half of each, so that two can run at once; more than
+    /// two need a limit, since kernels that wait must leave room for those that they wait for. May differ between ranks; the least counts.
     pub multiprocessors: Option<u32>,
     /// The one way to push, instead of the faster one for each slot.
     pub push: Option<Push>,
@@ -181,7 +181,13 @@ impl Exchange {
             None => (segments.data(rank) + layout.out as u64, segments.data(rank) + layout.out_scales as u64),
             Some(buffer) => (buffer.address(), buffer.address() + row.out_bytes.next_multiple_of(256) as u64),
         };
-        start_after(device, &segments, (rank, world), options.epoch).map_err(cuda)?;
+        // The steps that measure come before the first.
+        let last = options.epoch.wrapping_sub(choose::steps(layout.line_tokens, world, options.push));
+        start_after(device, &segments, (rank, world), last).map_err(cuda)?;
+        let mut near = [Peer::default(); NEAR];
+        for (rank, peer) in near.iter_mut().enumerate().take(world) {
+            *peer = Peer { signals: segments.signals(rank), data: segments.data(rank) };
+        }
         let base = base(
             &config,
             &layout,
@@ -189,7 +195,8 @@ impl Exchange {
             (rank, world),
             &Addresses {
                 control: segments.signals(rank),
-                peers: arrays[0].address(),
+                near,
+                far: arrays[0].address(),
                 layer_info: arrays[1].address(),
                 report: report.address(),
                 tables: if tables.handles().is_empty() { 0 } else { tables.address() },
@@ -393,48 +400,60 @@ impl Exchange {
 
     fn enqueue_meeting(&self, operation: Operation, stream: StreamRef<'_>) -> Result<()> {
         let param = kernels::Exchange { operation: u32::from(operation.code()), slot: 0, tokens: 0, ..self.base };
-        self.launch(&self.barrier, "barrier_meet", 1, stream, &param)
+        // A warp more than speak to others.
+        let threads = narrow(self.world).next_multiple_of(WARP) + WARP;
+        self.launch(&self.barrier, "barrier_meet", Grid { blocks: 1, threads }, stream, &param)
     }
 
     fn enqueue_barrier(&self, param: kernels::Exchange, stream: StreamRef<'_>, shared: bool) -> Result<()> {
         let param = kernels::Exchange { operation: u32::from(Operation::Barrier.code()), ..param };
         let rows = param.slot * param.layers * param.columns;
-        let blocks = |rows: u32, a_block: u32| rows.div_ceil(a_block).clamp(1, self.agreed.blocks);
-        self.launch(&self.barrier, "barrier_announce", blocks(rows, 4 * THREADS), stream, &param)?;
-        self.launch(&self.barrier, "barrier_serve", blocks(rows, 2 * WARPS), stream, &param)?;
+        let grid = |rows: u32, a_block: u32| self.full(rows.div_ceil(a_block));
+        self.launch(&self.barrier, "barrier_announce", grid(rows, 4 * THREADS), stream, &param)?;
+        self.launch(&self.barrier, "barrier_serve", grid(rows, THREADS / WARP * TILE), stream, &param)?;
         if shared {
-            return self.launch(&self.barrier, "barrier_settle", 1, stream, &param);
+            return self.launch(&self.barrier, "barrier_settle", self.full(1), stream, &param);
         }
-        self.launch(&self.barrier, "barrier_pull", blocks(rows, 2 * WARPS), stream, &param)
+        self.launch(&self.barrier, "barrier_pull", grid(rows, THREADS / WARP * TILE), stream, &param)
     }
 
     fn enqueue_push(&self, param: kernels::Exchange, stream: StreamRef<'_>) -> Result<()> {
-        let param = kernels::Exchange { operation: u32::from(Operation::Push.code()), ..param };
-        let rows = param.slot * param.layers * param.columns;
-        match self.choice.push(param.slot) {
-            Push::Lines => {
-                let entry = if self.agreed.marked { "push_lines_marked" } else { "push_lines_unmarked" };
-                let blocks = rows.div_ceil(WARPS / 2).clamp(1, self.agreed.blocks);
-                self.launch(&self.push, entry, blocks, stream, &param)
-            }
-            Push::Flags => {
-                let blocks = rows.div_ceil(WARPS * 2).clamp(1, self.agreed.blocks);
-                self.launch(&self.push, "push_by_flags", blocks, stream, &param)
-            }
-        }
+        let lines = param.slot * param.layers * param.pairs;
+        let push = self.choice.push(param.slot);
+        let (tile, grid) = push_grid(push, lines, param.world, self.agreed.blocks);
+        let operation = u32::from(Operation::Push.code());
+        let param = kernels::Exchange {
+            operation,
+            line_count: lines,
+            tile,
+            tiles: lines.div_ceil(tile),
+            self_tile: (tile * 2).min(LINE_TILE),
+            ..param
+        };
+        let entry = match push {
+            Push::Lines if self.agreed.marked => "push_lines_marked",
+            Push::Lines => "push_lines_unmarked",
+            Push::Flags => "push_by_flags",
+        };
+        self.launch(&self.push, entry, grid, stream, &param)
+    }
+
+    /// A grid of whole blocks.
+    fn full(&self, blocks: u32) -> Grid {
+        Grid { blocks: blocks.clamp(1, self.agreed.blocks), threads: THREADS }
     }
 
     fn launch(
         &self,
         module: &Module,
         entry: &'static str,
-        blocks: u32,
+        grid: Grid,
         stream: StreamRef<'_>,
         param: &kernels::Exchange,
     ) -> Result<()> {
         // SAFETY: every entry takes `kernels::Exchange`. Its addresses are those of memory that this value holds, and that dropping it waits for;
         // `Ids` vouches for the ids. Sizes were checked by `admit`.
-        let launched = unsafe { module.launch(entry, [blocks, 1, 1], [THREADS, 1, 1], stream, param) };
+        let launched = unsafe { module.launch(entry, [grid.blocks, 1, 1], [grid.threads, 1, 1], stream, param) };
         launched.map_err(|error| self.cuda(entry, &error))
     }
 
@@ -548,6 +567,31 @@ impl Drop for Exchange {
     }
 }
 
+/// Blocks of a launch, and threads of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Grid {
+    blocks: u32,
+    threads: u32,
+}
+
+/// How a push is launched, for `lines` lines of each owner: lines that a warp takes at a time, and the grid. Alike on all ranks.
+///
+/// Few tokens spread over many blocks. By lines, a warp then has one job: to serve a rank a tile, to take one from a rank, or to serve itself two.
+fn push_grid(push: Push, lines: u32, world: u32, blocks: u32) -> (u32, Grid) {
+    let warps = blocks * (THREADS / WARP);
+    // Twice the jobs of a tile.
+    let jobs_of_two_tiles = match push {
+        Push::Lines => 4 * (world - 1) + 1,
+        Push::Flags => 2 * world,
+    };
+    let tile = (u64::from(lines) * u64::from(jobs_of_two_tiles)).div_ceil(2 * u64::from(warps));
+    let tile = u32::try_from(tile).unwrap_or(LINE_TILE).clamp(1, LINE_TILE);
+    let tiles = lines.div_ceil(tile);
+    let blocks = tiles.clamp(1, blocks);
+    let jobs = tiles.div_ceil(blocks).saturating_mul(jobs_of_two_tiles).div_ceil(2).saturating_add(1);
+    (tile, Grid { blocks, threads: jobs.saturating_mul(WARP).clamp(WARP * 2, THREADS) })
+}
+
 /// What follows from what all ranks say of themselves; and the rows that each has, a layer.
 fn agree(
     group: &mut Group,
@@ -556,9 +600,9 @@ fn agree(
     tables: &[Table],
     options: &Options,
 ) -> Result<(Agreed, Vec<Vec<Range<u64>>>)> {
-    let half = (device.multiprocessors() / 2).max(1);
+    let all = device.multiprocessors();
     let own = Traits {
-        blocks: options.multiprocessors.unwrap_or(half).clamp(1, half),
+        blocks: options.multiprocessors.unwrap_or(all).clamp(1, all),
         free_of_nan: tables.iter().all(Table::is_free_of_nan),
         lines: true,
         rows: tables.iter().map(Table::rows).collect(),
@@ -649,7 +693,8 @@ fn start_after(
 /// Addresses that launches have in common.
 struct Addresses {
     control: u64,
-    peers: u64,
+    near: [Peer; NEAR],
+    far: u64,
     layer_info: u64,
     report: u64,
     tables: u64,
@@ -677,10 +722,10 @@ fn base(
         Ownership::Rows(_) => 0,
     };
     let out_strides = [row.out_token, row.out_layer, row.out_column].map(|bytes| bytes as u64);
-    let out_scales_unit = if config.output == Output::Packed { scales } else { 0 };
+    let out_scales = if config.output == Output::Packed { scales } else { 0 };
     kernels::Exchange {
         control: addresses.control,
-        peers: addresses.peers,
+        far: addresses.far,
         tables: addresses.tables,
         layer_info: addresses.layer_info,
         ids: 0,
@@ -699,7 +744,6 @@ fn base(
         shared_rows: layout.shared_rows as u64,
         lines: layout.lines as u64,
         landing: layout.landing as u64,
-        pushed_ids: layout.pushed_ids as u64,
         pushed_rows: layout.pushed_rows as u64,
         flags: layout.flags as u64,
         rank: narrow(rank),
@@ -708,27 +752,33 @@ fn base(
         columns: narrow(config.columns),
         heads_a_rank: narrow(heads_a_rank),
         capacity: config.capacity,
-        line_tokens: layout.line_tokens,
         tokens: 0,
         slot: 0,
         operation: 0,
         form: row.form,
-        direct: layout.straight.into(),
+        straight: layout.straight.into(),
+        flagged_ids: (!agreed.lines).into(),
         value_bytes: narrow(row.value_bytes),
         scale_bytes: narrow(row.scale_bytes),
         value_chunks: narrow(row.value_chunks),
         chunks: narrow(row.chunks),
-        table_unit: unit(table_bits.chain([values, scales])),
-        out_unit: unit(out_strides.into_iter().chain([addresses.out, values, out_scales_unit])),
-        row_unit: unit([values, scales]),
+        unit: unit(table_bits.chain([values, scales])),
+        out_unit: unit(out_strides.into_iter().chain([addresses.out, values, out_scales])),
         scale_tiles: narrow(row.scale_tiles),
-        landing_chunks: narrow(layout.landing_chunks),
         pairs: narrow(layout.pairs),
         flag_blocks: agreed.blocks,
+        tile: 1,
+        tiles: 0,
+        self_tile: 1,
+        halves: narrow(row.value_bytes / 8),
+        line_count: 0,
         by_columns: Divisor::new(narrow(config.columns)),
         by_layers: Divisor::new(narrow(config.layers.len())),
         by_chunks: Divisor::new(narrow(row.chunks)),
+        by_value_chunks: Divisor::new(narrow(row.value_chunks)),
+        by_halves: Divisor::new(narrow(row.value_bytes / 8)),
         by_pairs: Divisor::new(narrow(layout.pairs)),
+        near: addresses.near,
     }
 }
 

@@ -9,7 +9,7 @@
 //! | | `barrier_serve` | own rows for all ranks, own part of the second barrier | any |
 //! | | `barrier_pull` | second barrier, rows of all owners into the output | any |
 //! | | `barrier_settle` | second barrier alone | 1 |
-//! | [`PUSH`] | `push_lines_unmarked`, `push_lines_marked` | a whole step; rows of tables that may have NaN are marked | alike on all ranks |
+//! | [`PUSH`] | `push_lines_unmarked`, `push_lines_marked` | a whole step; rows of tables that may have NaN are marked | alike on all ranks, and so is [`Exchange::tile`] |
 //! | | `push_by_flags` | a whole step | alike on all ranks, up to [`Exchange::flag_blocks`] |
 
 use engram_cuda::kernels::{Divisor, Ptx};
@@ -31,11 +31,20 @@ pub(super) const BARRIER: Ptx = Ptx::new(
 pub(super) const PUSH: Ptx =
     Ptx::new(&["push_lines_unmarked", "push_lines_marked", "push_by_flags"], ptx!("push.compute_80.ptx"), None);
 
-/// Threads a block of all kernels.
+/// Threads a block at most.
 pub(super) const THREADS: u32 = 512;
 
-/// Warps of a block.
-pub(super) const WARPS: u32 = THREADS / 32;
+/// Threads of a warp.
+pub(super) const WARP: u32 = 32;
+
+/// Rows that a warp takes at a time, where it takes as many as it can.
+pub(super) const TILE: u32 = 16;
+
+/// Largest [`Exchange::tile`].
+pub(super) const LINE_TILE: u32 = TILE / 2;
+
+/// Length of [`Exchange::near`].
+pub(super) const NEAR: usize = 8;
 
 /// What a step adds to [`Control::steps`].
 pub(super) const STEP: u64 = 1 << 16;
@@ -65,7 +74,7 @@ pub(super) const ASLEEP: u64 = 1;
 
 /// Addresses of a rank's memory.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Peer {
     pub(super) signals: u64,
     pub(super) data: u64,
@@ -105,7 +114,7 @@ pub(super) struct Exchange {
     /// [`Control`] of this rank.
     pub(super) control: u64,
     /// [`Peer`] `[world]`.
-    pub(super) peers: u64,
+    pub(super) far: u64,
     /// [`engram_cuda::kernels::Table`] `[layers]`; null for a rank without tables.
     pub(super) tables: u64,
     /// [`Layer`] `[layers]`.
@@ -124,17 +133,17 @@ pub(super) struct Exchange {
     pub(super) out_column: u64,
     /// MX: bytes from a layer's scales to the next one's.
     pub(super) scales_layer: u64,
-    /// Offsets of the outputs, with `direct`.
+    /// Offsets of the outputs, where other ranks write to them.
     pub(super) peer_out: u64,
     pub(super) peer_scales: u64,
     /// Offsets of i32 `[slot][layers][columns]` and `[requester][slot][layers][own][row_bytes]`.
     pub(super) shared_ids: u64,
     pub(super) shared_rows: u64,
-    /// Offsets of lines `[2][requester][line_tokens][layers][pairs]` and chunks `[line_tokens][layers][columns][landing_chunks]`.
+    /// Push: offset of lines `[2][requester][capacity][layers][pairs]`, 16 bytes each.
     pub(super) lines: u64,
+    /// Push by lines: offset of rows `[line_tokens][layers][columns]` of chunks.
     pub(super) landing: u64,
-    /// Offsets of i32 `[requester][capacity][layers][own]` and chunks `[capacity][layers][columns][chunks]`.
-    pub(super) pushed_ids: u64,
+    /// Push by flags: offset of rows `[capacity][layers][columns]` of chunks, or of their scales' chunks.
     pub(super) pushed_rows: u64,
     /// Offset in the signals of u64 `[2][world][flag_blocks]`.
     pub(super) flags: u64,
@@ -145,38 +154,49 @@ pub(super) struct Exchange {
     /// Columns that a full rank owns; 0 where rows are owned.
     pub(super) heads_a_rank: u32,
     pub(super) capacity: u32,
-    pub(super) line_tokens: u32,
     pub(super) tokens: u32,
     pub(super) slot: u32,
     /// The code that travels in the call.
     pub(super) operation: u32,
     pub(super) form: Form,
-    /// Flags: rows go straight into the requester's output.
-    pub(super) direct: u32,
+    /// Push by flags: rows go straight into the requester's output.
+    pub(super) straight: u32,
+    /// Push by flags: ids have a flag too, as where 16 bytes may not arrive as one.
+    pub(super) flagged_ids: u32,
     pub(super) value_bytes: u32,
     pub(super) scale_bytes: u32,
     /// Chunks of a row's values, and of all of it.
     pub(super) value_chunks: u32,
     pub(super) chunks: u32,
-    /// Powers of two that divide all addresses, strides and sizes of tables, outputs and packed rows; 16 at most.
-    pub(super) table_unit: u32,
+    /// Powers of two that divide all addresses, strides and sizes of tables and packed rows, and of outputs; 16 at most.
+    pub(super) unit: u32,
     pub(super) out_unit: u32,
-    pub(super) row_unit: u32,
     /// MX: tiles of 4 groups side by side.
     pub(super) scale_tiles: u32,
-    pub(super) landing_chunks: u32,
-    /// Lines of a layer's ids, for the most columns that a rank owns.
+    /// Lines of a layer's ids, for the most columns that a rank owns; and of all ids that an owner gets.
     pub(super) pairs: u32,
+    pub(super) line_count: u32,
     pub(super) flag_blocks: u32,
+    /// Lines that a warp takes at a time, up to [`LINE_TILE`], and how many times that gives.
+    pub(super) tile: u32,
+    pub(super) tiles: u32,
+    /// Push by lines: the same of those that a rank sends to itself.
+    pub(super) self_tile: u32,
+    /// Units of 8 bytes in a row's values.
+    pub(super) halves: u32,
     pub(super) by_columns: Divisor,
     pub(super) by_layers: Divisor,
     pub(super) by_chunks: Divisor,
+    pub(super) by_value_chunks: Divisor,
+    pub(super) by_halves: Divisor,
     pub(super) by_pairs: Divisor,
+    /// The first ranks, also in `far`: parameters are nearer than memory.
+    pub(super) near: [Peer; NEAR],
 }
 
 const _: () = {
     assert!(size_of::<Control>() == 40);
     assert!(size_of::<Peer>() == 16);
     assert!(size_of::<Layer>() == 16);
-    assert!(size_of::<Exchange>() == 312);
+    assert!(size_of::<Exchange>() == 456);
 };

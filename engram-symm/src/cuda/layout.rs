@@ -85,7 +85,7 @@ impl RowShape {
 }
 
 /// Tokens of the largest slot that is pushed by lines: far more than pay.
-const LINE_TOKENS: u32 = 512;
+const LINE_TOKENS: u32 = 1024;
 
 /// Alignment of the parts, in bytes.
 const ALIGN: usize = 256;
@@ -98,7 +98,6 @@ pub(super) struct Layout {
     pub(super) row: RowShape,
     /// Lines of a layer's ids, for the most columns that a rank owns.
     pub(super) pairs: usize,
-    pub(super) landing_chunks: usize,
     /// Largest slot that may be pushed by lines; 0 for none.
     pub(super) line_tokens: u32,
     /// Rows pushed by flags go straight into the output.
@@ -109,7 +108,6 @@ pub(super) struct Layout {
     pub(super) shared_rows: usize,
     pub(super) lines: usize,
     pub(super) landing: usize,
-    pub(super) pushed_ids: usize,
     pub(super) pushed_rows: usize,
     /// The outputs, where ranks map each other's device memory.
     pub(super) out: usize,
@@ -153,11 +151,14 @@ impl Layout {
         };
         let shared_ids = part(product(&[capacity, layers, columns, 4]))?;
         let shared_rows = part(product(&[world, capacity, layers, own_columns, row_bytes]))?;
-        let lines = part(product(&[2, world, line_slots, layers, pairs, 16]))?;
+        let lines = part(product(&[2, world, capacity, layers, pairs, 16]))?;
         let landing = part(product(&[line_slots, layers, columns, landing_chunks, CHUNK]))?;
-        let pushed_ids = part(product(&[world, capacity, layers, own_columns, 4]))?;
-        let pushed_rows =
-            part(if straight { Some(0) } else { product(&[capacity, layers, columns, row.chunks, CHUNK]) })?;
+        let pushed_chunks = match (straight, row.form) {
+            (false, _) => row.chunks,
+            (true, Form::Mx) => row.chunks - row.value_chunks,
+            (true, _) => 0,
+        };
+        let pushed_rows = part(product(&[capacity, layers, columns, pushed_chunks, CHUNK]))?;
         let out = part(Some(if agreed.direct { row.out_bytes } else { 0 }))?;
         let out_scales = part(Some(if agreed.direct { row.scales_bytes } else { 0 }))?;
         let flags = signal_bytes(world).next_multiple_of(ALIGN);
@@ -165,7 +166,6 @@ impl Layout {
         Some(Self {
             row,
             pairs,
-            landing_chunks,
             line_tokens,
             straight,
             flags,
@@ -174,7 +174,6 @@ impl Layout {
             shared_rows,
             lines,
             landing,
-            pushed_ids,
             pushed_rows,
             out,
             out_scales,

@@ -51,8 +51,7 @@ __device__ void serve(const Exchange& x) {
             const u32 rest = (first + lane) / columns;
             Place p;
             p.column = before + first + lane - rest * columns;
-            p.token = x.by_layers.divide(rest);
-            p.layer = rest - p.token * x.layers;
+            p.in_group(x, rest);
             const Table table = table_of(x, p.layer);
             const i32 id = ids[p.index(x)];
             const u32 owner = owner_of(x, p, id);

@@ -127,7 +127,10 @@ __device__ u64 nanoseconds() {
     return v;
 }
 
-__device__ const Peer& peer(const Exchange& x, u32 rank) { return rank < NEAR ? x.near[rank] : x.far[rank]; }
+// PLAIN kernels are for what is common: few ranks, whole heads, wide units, nothing decoded. They have little code, of which each
+// instruction counts where a step takes a few thousand cycles.
+template <bool PLAIN = false>
+__device__ const Peer& peer(const Exchange& x, u32 rank) { return PLAIN || rank < NEAR ? x.near[rank] : x.far[rank]; }
 
 // The word of the line that rank `from` writes in the memory of rank `owner`.
 __device__ u64* word(const Exchange& x, u32 owner, u32 from, u32 at) {

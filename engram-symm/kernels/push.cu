@@ -10,17 +10,17 @@
 // A line holds the ids of two neighbouring columns of an owner. Its number: (token * layers + layer) * pairs + pair. Two sets of
 // lines take turns: who writes the one of a step has completed the step before, for which all ranks have completed the one before
 // that, and so have read its lines.
+template <bool PLAIN>
 __device__ Pair* line_at(const Exchange& x, const Step& step, u32 owner, u32 requester, u32 line) {
     const u32 set = (step.epoch() & 1) * x.world + requester;
-    return reinterpret_cast<Pair*>(peer(x, owner).data + x.lines) + (u64(set) * x.capacity * x.layers * x.pairs + line);
+    return reinterpret_cast<Pair*>(peer<PLAIN>(x, owner).data + x.lines) + (u64(set) * x.capacity * x.layers * x.pairs + line);
 }
 
 // The place of row `of` of an owner's, which are two a line; false where the owner has no such column.
 __device__ bool find_place(const Exchange& x, u32 owner, u32 of, Place& p) {
     const u32 line = of / 2, rest = x.by_pairs.divide(line), column = (line - rest * x.pairs) * 2 + of % 2;
     p.column = columns_before(x, owner) + column;
-    p.token = x.by_layers.divide(rest);
-    p.layer = rest - p.token * x.layers;
+    p.in_group(x, rest);
     return column < columns_of(x, owner);
 }
 
@@ -51,6 +51,7 @@ struct Tiles {
 };
 
 // Calls all ranks, and sends this block's ids to their owners, a tile a warp. False where the group sleeps or has failed.
+template <bool PLAIN>
 __device__ bool send_ids(const Exchange& x, Step& step) {
     const Pair control = load_control(x);
     const Tiles own;
@@ -70,13 +71,14 @@ __device__ bool send_ids(const Exchange& x, Step& step) {
         for (u32 distance = 1; distance < x.world; ++distance) {
             const u32 owner = after(x, distance);
             if (!first || distance > 1) ids = line_ids(x, owner, line);
-            store(line_at(x, step, owner, x.rank, line), {ids, step.call});
+            store(line_at<PLAIN>(x, step, owner, x.rank, line), {ids, step.call});
         }
     }
     return true;
 }
 
 // Puts this rank's own rows of a tile into its output, and with row ownership the zero rows of ids that nobody owns.
+template <bool PLAIN>
 __device__ void serve_itself(const Exchange& x, u32 tile, u32 lines) {
     const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile, lines);
     Place p;
@@ -84,12 +86,12 @@ __device__ void serve_itself(const Exchange& x, u32 tile, u32 lines) {
     if (lane < rows && find_place(x, x.rank, tile * lines * 2 + lane, p)) {
         const Table table = table_of(x, p.layer);
         const i32 id = id_at(x, p);
-        const bool own = owns(x, x.rank, p.layer, id);
+        const bool own = owns<PLAIN>(x, x.rank, p.layer, id);
         row.place = p.index(x);
         if (own) row.find(table, id);
-        if (own || x.heads_a_rank != 0 || unowned(x, p.layer, id)) row.to = output_row(x, x.out, p);
+        if (PLAIN || own || x.heads_a_rank != 0 || unowned(x, p.layer, id)) row.to = output_row(x, x.out, p);
     }
-    put_rows(x, row, rows, x.unit);
+    put_rows<PLAIN>(x, row, rows, x.unit);
 }
 
 // Once a step: that all ranks call the same, and that it is the only step that runs here. By a warp.
@@ -99,16 +101,16 @@ __device__ bool agreed(const Exchange& x, const Step& step) {
 
 // ---- By lines
 
-constexpr u32 K = 3;                 // chunks of a lane under way: two rows of 256 bytes are little more than two
+constexpr u32 K = 2;                 // chunks of a lane under way: two rows of 256 bytes are little more
 
 // Marks that a chunk has not arrived. No four bytes of a row in a table that is free of NaN are all ones, whatever its format.
 constexpr u64 ABSENT = ~0ull;
 __device__ bool absent(u64 half) { return u32(half) == ~0u || u32(half >> 32) == ~0u; }
 
 // Where a chunk lands. Marked, it takes two places there, each 8 bytes of the row and the call.
-template <bool MARKED>
+template <bool MARKED, bool PLAIN>
 __device__ Pair* landing(const Exchange& x, u32 rank, u32 place, u32 chunk) {
-    Pair* row = reinterpret_cast<Pair*>(peer(x, rank).data + x.landing);
+    Pair* row = reinterpret_cast<Pair*>(peer<PLAIN>(x, rank).data + x.landing);
     return row + (u64(place) * x.chunks + chunk) * (MARKED ? 2 : 1);
 }
 
@@ -134,24 +136,26 @@ __device__ bool receive_chunk(const Step& step, const Pair* at, uint4& data) {
 }
 
 // Sends a tile's rows to a requester as its ids come. A lane knows its chunks before it knows their ids.
-template <bool MARKED>
+template <bool MARKED, bool PLAIN>
 __device__ bool serve_lines(const Exchange& x, const Step& step, u32 tile, u32 requester) {
-    const u32 lane = threadIdx.x % WARP, all = Tiles::rows(x, tile) * x.chunks;
-    for (u32 base = lane; base < all; base += K * WARP) {
+    const u32 all = Tiles::rows(x, tile) * x.chunks;
+#pragma unroll 1
+    for (u32 base = 0; base < all; base += K * WARP) {
         const Pair* line[K];
         Pair* to[K];
         u32 half[K], layer[K], chunk[K];
         u64 ids[K];
 #pragma unroll
         for (u32 k = 0; k < K; ++k) {
-            const u32 at = base + k * WARP, row = x.by_chunks.divide(at);
-            const u32 of = tile * x.tile * 2 + row;
+            line[k] = nullptr;
+            if (base + k * WARP >= all) continue;
+            const u32 at = base + k * WARP + threadIdx.x % WARP, row = x.by_chunks.divide(at), of = tile * x.tile * 2 + row;
             Place p;
-            const bool here = at < all && find_place(x, x.rank, of, p);
+            const bool here = find_place(x, x.rank, of, p) && at < all;
             chunk[k] = at - row * x.chunks, half[k] = of % 2, layer[k] = p.layer;
-            line[k] = here ? line_at(x, step, x.rank, requester, of / 2) : nullptr;
-            to[k] = landing<MARKED>(x, requester, p.index(x), chunk[k]);
-            if (here && x.tables != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(x.tables + p.layer));
+            if (here) line[k] = line_at<PLAIN>(x, step, x.rank, requester, of / 2);
+            to[k] = landing<MARKED, PLAIN>(x, requester, p.index(x), chunk[k]);
+            if (x.tables != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(x.tables + p.layer));
         }
         const bool came = wait(x, step, requester, IDS, [&] {
             bool ready = true;
@@ -170,13 +174,13 @@ __device__ bool serve_lines(const Exchange& x, const Step& step, u32 tile, u32 r
             data[k] = {0, 0, 0, 0};
             if (line[k] == nullptr) continue;
             const i32 id = half_of(ids[k], half[k]);
-            if (!owns(x, x.rank, layer[k], id)) {
+            if (!owns<PLAIN>(x, x.rank, layer[k], id)) {
                 line[k] = nullptr;
                 continue;
             }
             Row row;
             row.find(table_of(x, layer[k]), id);
-            data[k] = load_chunk(x, row.values, row.scales, chunk[k], x.unit);
+            data[k] = load_chunk<PLAIN>(x, row.values, row.scales, chunk[k], x.unit);
         }
 #pragma unroll
         for (u32 k = 0; k < K; ++k)
@@ -193,29 +197,31 @@ __device__ __noinline__ void put_odd_scales(const Exchange& x, u32 tile, u32 own
 }
 
 // Takes a tile's chunks of an owner into the output as they come, and makes zero rows of those that nobody sends.
-template <bool MARKED>
+template <bool MARKED, bool PLAIN>
 __device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u32 owner) {
-    const u32 lane = threadIdx.x % WARP, all = Tiles::rows(x, tile) * x.chunks;
-    for (u32 base = lane; base < all; base += K * WARP) {
+    const u32 all = Tiles::rows(x, tile) * x.chunks;
+#pragma unroll 1
+    for (u32 base = 0; base < all; base += K * WARP) {
         Pair* from[K];
         u8* to[K];
         u32 bytes[K];                // and 0x100 where they are MX scales
         uint4 data[K];
 #pragma unroll
         for (u32 k = 0; k < K; ++k) {
-            const u32 at = base + k * WARP, row = x.by_chunks.divide(at), chunk = at - row * x.chunks;
+            from[k] = nullptr, to[k] = nullptr, data[k] = {0, 0, 0, 0};
+            if (base + k * WARP >= all) continue;
+            const u32 at = base + k * WARP + threadIdx.x % WARP, row = x.by_chunks.divide(at), chunk = at - row * x.chunks;
             Place p;
-            const bool here = at < all && find_place(x, owner, tile * x.tile * 2 + row, p);
-            const i32 id = here ? id_at(x, p) : -1;
-            const bool sent = here && owns(x, owner, p.layer, id), zero = here && x.heads_a_rank != 0 && !sent;
+            if (!find_place(x, owner, tile * x.tile * 2 + row, p) || at >= all) continue;
+            const bool sent = owns<PLAIN>(x, owner, p.layer, id_at(x, p));
+            if (sent) from[k] = landing<MARKED, PLAIN>(x, x.rank, p.index(x), chunk);
+            // With row ownership this rank has made the zero rows while it served itself.
+            if (!PLAIN && !sent && x.heads_a_rank == 0) continue;
             const Part part(x, chunk);
-            from[k] = sent ? landing<MARKED>(x, x.rank, p.index(x), chunk) : nullptr;
             const bool scales = part.scale && x.form == MX;
             to[k] = scales ? scale_at(x, x.out_scales, p, p.column * x.scale_bytes + part.from)
                            : output_row(x, x.out, p) + (part.scale ? x.value_bytes : 0) + part.from;
             bytes[k] = part.bytes | (scales ? 0x100 : 0);
-            if (!sent && !zero) to[k] = nullptr;
-            data[k] = {0, 0, 0, 0};
         }
         const bool came = wait(x, step, owner, ROWS, [&] {
             bool ready = true;
@@ -228,17 +234,12 @@ __device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u3
 #pragma unroll
         for (u32 k = 0; k < K; ++k) {
             if (to[k] == nullptr) continue;
-            if (!(bytes[k] & 0x100)) {
-                store_bytes(to[k], data[k], bytes[k], x.out_unit);
-            } else if (x.scale_bytes % 4 == 0) {
-                // Groups of four, 512 bytes apart.
-                const u32 words[4] = {data[k].x, data[k].y, data[k].z, data[k].w};
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i)
-                    if (i * 4 < (bytes[k] & 0xff)) *reinterpret_cast<u32*>(to[k] + i * 512) = words[i];
-            } else {
-                put_odd_scales(x, tile, owner, base + k * WARP, data[k]);
-            }
+            if (!(bytes[k] & 0x100))
+                store_bytes<PLAIN>(to[k], data[k], bytes[k], x.out_unit);
+            else if (PLAIN || x.scale_bytes % 4 == 0)
+                store_groups(to[k], bytes[k] & 0xff, data[k]);
+            else
+                put_odd_scales(x, tile, owner, base + k * WARP + threadIdx.x % WARP, data[k]);
             // The permission to write here again is the next step's ids, which follow the end of this kernel.
             if (!MARKED && from[k] != nullptr) store(from[k], {ABSENT, ABSENT});
         }
@@ -260,7 +261,7 @@ __device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 t
         bool came = true;
         for (u32 chunk = lane; chunk < x.chunks && sent; chunk += WARP) {
             uint4 data;
-            came = came && wait(x, step, owner, ROWS, [&] { return receive_chunk<MARKED>(step, landing<MARKED>(x, x.rank, place, chunk), data); });
+            came = came && wait(x, step, owner, ROWS, [&] { return receive_chunk<MARKED>(step, landing<MARKED, false>(x, x.rank, place, chunk), data); });
         }
         if (!__all_sync(ALL_LANES, came)) return false;
         for (u32 chunk = lane; chunk < x.value_chunks; chunk += WARP) {
@@ -268,29 +269,29 @@ __device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 t
             float scale = 0;
             if (sent) {
                 const u32 at = chunk * CHUNK / 32;
-                receive_chunk<MARKED>(step, landing<MARKED>(x, x.rank, place, chunk), data);
-                if (x.scale_bytes > 0) receive_chunk<MARKED>(step, landing<MARKED>(x, x.rank, place, x.value_chunks + at / CHUNK), scales);
+                receive_chunk<MARKED>(step, landing<MARKED, false>(x, x.rank, place, chunk), data);
+                if (x.scale_bytes > 0) receive_chunk<MARKED>(step, landing<MARKED, false>(x, x.rank, place, x.value_chunks + at / CHUNK), scales);
                 scale = x.scale_bytes > 0 ? e8m0(byte_of(scales, at % CHUNK)) : rounded(x.layer_info[p.layer].global_scale, x.form == F16);
             }
             const Part part(x, chunk);
             store_floats(output_row(x, x.out, p) + part.from * 2, data, scale, part.bytes, x.form == F16);
         }
         __syncwarp();
-        for (u32 chunk = lane; chunk < x.chunks && sent && !MARKED; chunk += WARP) store(landing<MARKED>(x, x.rank, place, chunk), {ABSENT, ABSENT});
+        for (u32 chunk = lane; chunk < x.chunks && sent && !MARKED; chunk += WARP) store(landing<MARKED, false>(x, x.rank, place, chunk), {ABSENT, ABSENT});
     }
     return true;
 }
 
-template <bool MARKED>
+template <bool MARKED, bool PLAIN>
 __device__ bool collect_lines(const Exchange& x, const Step& step, u32 tile, u32 owner) {
-    if (decodes(x)) return collect_decoded<MARKED>(x, step, tile, owner);
-    return collect_chunks<MARKED>(x, step, tile, owner);
+    if (!PLAIN && decodes(x)) return collect_decoded<MARKED>(x, step, tile, owner);
+    return collect_chunks<MARKED, PLAIN>(x, step, tile, owner);
 }
 
-template <bool MARKED>
+template <bool MARKED, bool PLAIN>
 __device__ void push_lines(const Exchange& x) {
     Step step;
-    if (!send_ids(x, step)) return;
+    if (!send_ids<PLAIN>(x, step)) return;
     const Tiles own;
     // For each tile: serve the others, then collect. In that order, so that each job is waited for by later ones alone.
     const u32 others = x.world - 1, jobs = 2 * others;
@@ -299,12 +300,13 @@ __device__ void push_lines(const Exchange& x) {
     while (ok && others > 0) {
         while (job >= jobs) job -= jobs, tile += gridDim.x;
         if (tile >= x.tiles) break;
-        ok = job < others ? serve_lines<MARKED>(x, step, tile, after(x, job + 1)) : collect_lines<MARKED>(x, step, tile, after(x, job - others + 1));
+        ok = job < others ? serve_lines<MARKED, PLAIN>(x, step, tile, after(x, job + 1))
+                          : collect_lines<MARKED, PLAIN>(x, step, tile, after(x, job - others + 1));
         job += own.warps;
     }
     // And itself, where a warp has nothing to wait for: from the last one on.
     for (tile = blockIdx.x + (own.warps - 1 - own.warp) * gridDim.x; tile * x.self_tile < x.line_count; tile += own.warps * gridDim.x)
-        serve_itself(x, tile, x.self_tile);
+        serve_itself<PLAIN>(x, tile, x.self_tile);
     if (own.warp == own.warps - 1) {
         pad_scales(x, blockIdx.x, gridDim.x);
         if (ok && blockIdx.x == 0) ok = agreed(x, step);
@@ -320,9 +322,10 @@ __device__ u64* flag_at(const Exchange& x, u32 owner, u32 phase, u32 from) {
 }
 
 // Where a row lands that does not go straight to the output, or with MX its scales: whole chunks.
+template <bool PLAIN>
 __device__ u8* pushed_row(const Exchange& x, u32 rank, u32 place) {
-    const u32 chunks = x.straight ? x.chunks - x.value_chunks : x.chunks;
-    return peer(x, rank).data + x.pushed_rows + u64(place) * chunks * CHUNK;
+    const u32 chunks = PLAIN || x.straight ? x.chunks - x.value_chunks : x.chunks;
+    return peer<PLAIN>(x, rank).data + x.pushed_rows + u64(place) * chunks * CHUNK;
 }
 
 // Tells every rank that this block has written its share: `phase` of this step.
@@ -337,51 +340,53 @@ __device__ bool await_flag(const Exchange& x, const Step& step, u32 phase, u32 f
 }
 
 // Sends a tile's rows to a requester as its ids come.
+template <bool PLAIN>
 __device__ bool serve_tile(const Exchange& x, const Step& step, u32 tile, u32 requester) {
     const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile), of = tile * x.tile * 2 + lane;
-    if (x.flagged_ids && !await_flag(x, step, IDS, requester)) return false;
+    if (!PLAIN && x.flagged_ids && !await_flag(x, step, IDS, requester)) return false;
     Place p;
     Row row;
     bool came = true;
     if (lane < rows && find_place(x, x.rank, of, p)) {
         const Table table = table_of(x, p.layer);
-        const Pair* line = line_at(x, step, x.rank, requester, of / 2);
+        const Pair* line = line_at<PLAIN>(x, step, x.rank, requester, of / 2);
         Pair v;
-        if (x.flagged_ids)
+        if (!PLAIN && x.flagged_ids)
             v.low = load(&line->low);
         else
             came = wait(x, step, requester, IDS, [&] { return v = load(line), v.high == step.call; });
         const i32 id = half_of(v.low, of % 2);
-        if (came && owns(x, x.rank, p.layer, id)) {
+        if (came && owns<PLAIN>(x, x.rank, p.layer, id)) {
             row.place = p.index(x);
             row.find(table, id);
-            u8* landing = pushed_row(x, requester, row.place);
-            row.to = x.straight ? output_row(x, peer(x, requester).data + x.peer_out, p) : landing;
-            row.scales_to = !x.straight ? landing + x.value_chunks * CHUNK : x.form == MX ? landing : row.to + x.value_bytes;
+            u8* landing = pushed_row<PLAIN>(x, requester, row.place);
+            row.to = PLAIN || x.straight ? output_row(x, peer<PLAIN>(x, requester).data + x.peer_out, p) : landing;
+            row.scales_to = !PLAIN && !x.straight ? landing + x.value_chunks * CHUNK : x.form == MX ? landing : row.to + x.value_bytes;
         }
     }
     if (!__all_sync(ALL_LANES, came)) return false;
     // What lands is a multiple of whole chunks.
-    copy_rows(x, row, rows, {x.unit, x.straight && x.form != MX ? x.out_unit : min(x.unit, CHUNK)});
+    copy_rows<PLAIN>(x, row, rows, {x.unit, x.straight && x.form != MX ? x.out_unit : min(x.unit, CHUNK)});
     return true;
 }
 
 // Takes a tile's rows of an owner that did not go straight to the output, and makes zero rows of what nobody sends.
+template <bool PLAIN>
 __device__ void collect_tile(const Exchange& x, u32 tile, u32 owner) {
     const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile);
     Place p;
     Row row;
     if (lane < rows && find_place(x, owner, tile * x.tile * 2 + lane, p)) {
-        const bool sent = owns(x, owner, p.layer, id_at(x, p));
+        const bool sent = owns<PLAIN>(x, owner, p.layer, id_at(x, p));
         row.place = p.index(x);
         if (sent) {
-            row.values = pushed_row(x, x.rank, row.place);
-            row.scales = x.straight ? row.values : row.values + x.value_chunks * CHUNK;
+            row.values = pushed_row<PLAIN>(x, x.rank, row.place);
+            row.scales = PLAIN || x.straight ? row.values : row.values + x.value_chunks * CHUNK;
         }
-        if (sent && x.straight && x.form == MX) put_scales(x, row, CHUNK);
-        if (sent ? !x.straight : x.heads_a_rank != 0) row.to = output_row(x, x.out, p);
+        if (sent && (PLAIN || x.straight) && x.form == MX) put_scales<PLAIN>(x, row, CHUNK);
+        if (sent ? !PLAIN && !x.straight : PLAIN || x.heads_a_rank != 0) row.to = output_row(x, x.out, p);
     }
-    if (__any_sync(ALL_LANES, row.to != nullptr)) put_rows(x, row, rows, CHUNK);
+    if (__any_sync(ALL_LANES, row.to != nullptr)) put_rows<PLAIN>(x, row, rows, CHUNK);
 }
 
 // Whether no other rank has reported a fault. Rows go straight into the output of a rank that asks, so that nothing may be sent any
@@ -392,10 +397,11 @@ __device__ bool unharmed(const Exchange& x, const Step& step) {
     return __syncthreads_and(fine);
 }
 
+template <bool PLAIN>
 __device__ void push_flags(const Exchange& x) {
     Step step;
-    if (!send_ids(x, step)) return;
-    if (x.flagged_ids) raise_flags(x, step, IDS);
+    if (!send_ids<PLAIN>(x, step)) return;
+    if (!PLAIN && x.flagged_ids) raise_flags(x, step, IDS);
     const Tiles own;
     bool ok = unharmed(x, step);
     // Serves all ranks in turn, this one too, so that links and memory are busy at once.
@@ -404,9 +410,9 @@ __device__ void push_flags(const Exchange& x) {
         while (distance >= x.world) distance -= x.world, tile += gridDim.x;
         if (tile >= x.tiles) break;
         if (distance == x.world - 1)
-            serve_itself(x, tile, x.tile);
+            serve_itself<PLAIN>(x, tile, x.tile);
         else
-            ok = serve_tile(x, step, tile, after(x, distance + 1));
+            ok = serve_tile<PLAIN>(x, step, tile, after(x, distance + 1));
         distance += own.warps;
     }
     // No flag without the rows.
@@ -418,13 +424,15 @@ __device__ void push_flags(const Exchange& x) {
             const u32 owner = after(x, distance);
             // Also the permission to write to that rank again.
             ok = await_flag(x, step, ROWS, owner);
-            for (u32 tile = blockIdx.x + own.warp * gridDim.x; tile < x.tiles && ok; tile += own.warps * gridDim.x) collect_tile(x, tile, owner);
+            for (u32 tile = blockIdx.x + own.warp * gridDim.x; tile < x.tiles && ok; tile += own.warps * gridDim.x) collect_tile<PLAIN>(x, tile, owner);
         }
         if (ok && blockIdx.x == 0 && own.warp == own.warps - 1) ok = agreed(x, step);
     }
     leave(x, step, ok, [&] { clear_outputs(x); });
 }
 
-KERNEL(push_lines_unmarked, push_lines<false>)
-KERNEL(push_lines_marked, push_lines<true>)
-KERNEL(push_by_flags, push_flags)
+KERNEL(push_lines_plain, (push_lines<false, true>))
+KERNEL(push_lines_unmarked, (push_lines<false, false>))
+KERNEL(push_lines_marked, (push_lines<true, false>))
+KERNEL(push_flags_plain, push_flags<true>)
+KERNEL(push_flags_any, push_flags<false>)

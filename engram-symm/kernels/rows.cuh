@@ -30,18 +30,20 @@ __device__ __noinline__ void copy_single_bytes(const u8* from, u8* to, u32 bytes
 }
 
 // `bytes` of them at p, 16 at most, the rest 0. All of p, strides and sizes are multiples of `unit`.
+template <bool PLAIN = false>
 __device__ uint4 load_bytes(const u8* p, u32 bytes, u32 unit) {
     if (unit >= 16) return *reinterpret_cast<const uint4*>(p);
-    if (unit < 8) return load_single_bytes(p, min(bytes, CHUNK));
+    if (!PLAIN && unit < 8) return load_single_bytes(p, min(bytes, CHUNK));
     const uint2* from = reinterpret_cast<const uint2*>(p);
     const uint2 low = from[0], high = bytes > 8 ? from[1] : uint2{0, 0};
     return {low.x, low.y, high.x, high.y};
 }
 
+template <bool PLAIN = false>
 __device__ void store_bytes(u8* p, uint4 v, u32 bytes, u32 unit) {
     if (unit >= 16) {
         *reinterpret_cast<uint4*>(p) = v;
-    } else if (unit >= 8) {
+    } else if (PLAIN || unit >= 8) {
         reinterpret_cast<uint2*>(p)[0] = {v.x, v.y};
         if (bytes > 8) reinterpret_cast<uint2*>(p)[1] = {v.z, v.w};
     } else {
@@ -49,7 +51,8 @@ __device__ void store_bytes(u8* p, uint4 v, u32 bytes, u32 unit) {
     }
 }
 
-__device__ u32 columns_before(const Exchange& x, u32 rank) { return x.heads_a_rank == 0 ? 0 : min(rank * x.heads_a_rank, x.columns); }
+// With row ownership, rank 0 and every other one have all columns: heads_a_rank is 0.
+__device__ u32 columns_before(const Exchange& x, u32 rank) { return min(rank * x.heads_a_rank, x.columns); }
 __device__ u32 columns_of(const Exchange& x, u32 rank) {
     return x.heads_a_rank == 0 ? x.columns : min(x.heads_a_rank, x.columns - columns_before(x, rank));
 }
@@ -57,16 +60,21 @@ __device__ u32 columns_of(const Exchange& x, u32 rank) {
 // Place of a row: (token * layers + layer) * columns + column.
 struct Place {
     u32 token, layer, column;
+    u32 group;                       // token * layers + layer
 
     static __device__ Place of(const Exchange& x, u32 index) {
         Place p;
         const u32 rest = x.by_columns.divide(index);
         p.column = index - rest * x.columns;
-        p.token = x.by_layers.divide(rest);
-        p.layer = rest - p.token * x.layers;
+        p.in_group(x, rest);
         return p;
     }
-    __device__ u32 index(const Exchange& x) const { return (token * x.layers + layer) * x.columns + column; }
+    __device__ void in_group(const Exchange& x, u32 of) {
+        group = of;
+        token = x.by_layers.divide(of);
+        layer = of - token * x.layers;
+    }
+    __device__ u32 index(const Exchange& x) const { return group * x.columns + column; }
 };
 
 // This rank's id at a place; none past the tokens.
@@ -75,8 +83,9 @@ __device__ i32 id_at(const Exchange& x, const Place& p) {
 }
 
 // Whether a rank that has this column owns the row of the id.
+template <bool PLAIN = false>
 __device__ bool owns(const Exchange& x, u32 rank, u32 layer, i32 id) {
-    if (x.heads_a_rank != 0) return id >= 0;
+    if (PLAIN || x.heads_a_rank != 0) return id >= 0;
     const Layer of = x.layer_info[layer];
     return id >= 0 && u32(id) < of.rows && u32(id) - rank * of.rows_a_rank < of.rows_a_rank;
 }
@@ -123,10 +132,11 @@ struct Part {
 
 __device__ bool decodes(const Exchange& x) { return x.form >= BF16; }
 
+template <bool PLAIN = false>
 __device__ uint4 load_chunk(const Exchange& x, const u8* values, const u8* scales, u32 chunk, u32 unit) {
     if (values == nullptr) return {0, 0, 0, 0};
     const Part part(x, chunk);
-    return load_bytes((part.scale ? scales : values) + part.from, part.bytes, unit);
+    return load_bytes<PLAIN>((part.scale ? scales : values) + part.from, part.bytes, unit);
 }
 
 // Where the row of a place begins in an output.
@@ -145,16 +155,23 @@ __device__ __noinline__ void store_single_scales(const Exchange& x, u8* scales, 
     for (u32 i = 0; i < bytes; ++i) *scale_at(x, scales, p, first + i) = i < real ? u8(byte_of(data, i)) : 0;
 }
 
+// Groups of four, 512 bytes apart.
+__device__ void store_groups(u8* at, u32 bytes, uint4 data) {
+    u32* to = reinterpret_cast<u32*>(at);
+    to[0] = data.x;
+    if (bytes > 4) to[128] = data.y;
+    if (bytes > 8) to[256] = data.z;
+    if (bytes > 12) to[384] = data.w;
+}
+
+template <bool PLAIN = false>
 __device__ void store_scales(const Exchange& x, u8* scales, const Place& p, const Part& part, uint4 data) {
     const u32 first = p.column * x.scale_bytes + part.from;
+    if (PLAIN || x.scale_bytes % 4 == 0) return store_groups(scale_at(x, scales, p, first), part.bytes, data);
     // The last row of a token fills up the groups of its tile.
     const bool last = p.column + 1 == x.columns && part.from + part.bytes == x.scale_bytes;
     const u32 bytes = last ? x.scale_tiles * 4 - first : part.bytes;
-    if (x.scale_bytes % 4 != 0) return store_single_scales(x, scales, p, first, bytes, part.bytes, data);
-    const u32 words[4] = {data.x, data.y, data.z, data.w};
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-        if (i * 4 < bytes) *reinterpret_cast<u32*>(scale_at(x, scales, p, first + i * 4)) = words[i];
+    store_single_scales(x, scales, p, first, bytes, part.bytes, data);
 }
 
 __device__ u32 two_floats(u32 pair, float scale, bool f16) {
@@ -207,11 +224,11 @@ struct Units {
     u32 from, to;
 };
 
-// A tile's values as they are.
-__device__ void copy_values(const Exchange& x, const Row& row, u32 rows, Units units) {
+// A tile's values as they are. One copy in a kernel.
+__device__ __noinline__ void copy_values(const Exchange& x, Row row, u32 rows, Units units) {
     if (min(units.from, units.to) == 8 && x.value_bytes % 8 == 0) {
         // Side by side, so that a warp's loads and stores are whole lines all the same.
-        each_part<8, uint2>(rows, x.halves, x.by_halves,
+        each_part<4, uint2>(rows, x.halves, x.by_halves,
             [&](u32 lane, u32 half) {
                 const uint2* from = reinterpret_cast<const uint2*>(from_lane(row.values, lane));
                 return from == nullptr ? uint2{0, 0} : from[half];
@@ -235,22 +252,30 @@ __device__ void copy_values(const Exchange& x, const Row& row, u32 rows, Units u
     }
 }
 
-// A tile's rows as they are: values to `to`, scales to `scales_to`.
-__device__ void copy_rows(const Exchange& x, const Row& row, u32 rows, Units units) {
-    copy_values(x, row, rows, units);
-    if (row.to == nullptr) return;
+template <bool PLAIN = false>
+__device__ void copy_scales(const Exchange& x, const Row& row, Units units) {
+#pragma unroll 1
     for (u32 chunk = x.value_chunks; chunk < x.chunks; ++chunk) {
         const Part part(x, chunk);
-        store_bytes(row.scales_to + part.from, load_chunk(x, row.values, row.scales, chunk, units.from), part.bytes, units.to);
+        store_bytes<PLAIN>(row.scales_to + part.from, load_chunk<PLAIN>(x, row.values, row.scales, chunk, units.from), part.bytes, units.to);
     }
 }
 
-__device__ void put_scales(const Exchange& x, const Row& row, u32 unit) {
-    for (u32 chunk = x.value_chunks; chunk < x.chunks; ++chunk)
-        store_scales(x, x.out_scales, Place::of(x, row.place), Part(x, chunk), load_chunk(x, row.values, row.scales, chunk, unit));
+// A tile's rows as they are: values to `to`, scales to `scales_to`.
+template <bool PLAIN = false>
+__device__ void copy_rows(const Exchange& x, const Row& row, u32 rows, Units units) {
+    copy_values(x, row, rows, units);
+    if (row.to != nullptr) copy_scales<PLAIN>(x, row, units);
 }
 
-__device__ void decode_rows(const Exchange& x, const Row& row, u32 rows, u32 unit) {
+template <bool PLAIN = false>
+__device__ void put_scales(const Exchange& x, const Row& row, u32 unit) {
+#pragma unroll 1
+    for (u32 chunk = x.value_chunks; chunk < x.chunks; ++chunk)
+        store_scales<PLAIN>(x, x.out_scales, Place::of(x, row.place), Part(x, chunk), load_chunk<PLAIN>(x, row.values, row.scales, chunk, unit));
+}
+
+__device__ __noinline__ void decode_rows(const Exchange& x, Row row, u32 rows, u32 unit) {
     const bool f16 = x.form == F16;
     each_part<2, uint4>(rows, x.value_chunks, x.by_value_chunks,
         [&](u32 lane, u32 chunk) { return load_chunk(x, from_lane(row.values, lane), nullptr, chunk, unit); },
@@ -266,12 +291,16 @@ __device__ void decode_rows(const Exchange& x, const Row& row, u32 rows, u32 uni
 }
 
 // A tile's rows in the form that is wanted, into this rank's output. Where they come from is a multiple of `unit`.
+template <bool PLAIN = false>
 __device__ void put_rows(const Exchange& x, Row row, u32 rows, u32 unit) {
     row.scales_to = row.to + x.value_bytes;
-    if (decodes(x)) return decode_rows(x, row, rows, unit);
-    if (x.form == COPY) return copy_rows(x, row, rows, {unit, x.out_unit});
+    if (!PLAIN && decodes(x)) return decode_rows(x, row, rows, unit);
     copy_values(x, row, rows, {unit, x.out_unit});
-    if (row.to != nullptr) put_scales(x, row, unit);
+    if (row.to == nullptr) return;
+    if (x.form == MX)
+        put_scales<PLAIN>(x, row, unit);
+    else
+        copy_scales<PLAIN>(x, row, {unit, x.out_unit});
 }
 
 constexpr u32 TILE = 16;             // rows that a warp moves at a time, a lane a row

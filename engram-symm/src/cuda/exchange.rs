@@ -432,8 +432,10 @@ impl Exchange {
         };
         let entry = match push {
             Push::Lines if self.agreed.marked => "push_lines_marked",
+            Push::Lines if param.is_plain() => "push_lines_plain",
             Push::Lines => "push_lines_unmarked",
-            Push::Flags => "push_by_flags",
+            Push::Flags if param.is_plain() => "push_flags_plain",
+            Push::Flags => "push_flags_any",
         };
         self.launch(&self.push, entry, grid, stream, &param)
     }

@@ -10,7 +10,8 @@
 //! | | `barrier_pull` | second barrier, rows of all owners into the output | any |
 //! | | `barrier_settle` | second barrier alone | 1 |
 //! | [`PUSH`] | `push_lines_unmarked`, `push_lines_marked` | a whole step; rows of tables that may have NaN are marked | alike on all ranks, and so is [`Exchange::tile`] |
-//! | | `push_by_flags` | a whole step | alike on all ranks, up to [`Exchange::flag_blocks`] |
+//! | | `push_flags_any` | a whole step | alike on all ranks, up to [`Exchange::flag_blocks`] |
+//! | | `push_lines_plain`, `push_flags_plain` | the same, where [`Exchange::is_plain`] | the same |
 
 use engram_cuda::kernels::{Divisor, Ptx};
 
@@ -28,8 +29,11 @@ pub(super) const BARRIER: Ptx = Ptx::new(
 );
 
 /// The exchanges without one.
-pub(super) const PUSH: Ptx =
-    Ptx::new(&["push_lines_unmarked", "push_lines_marked", "push_by_flags"], ptx!("push.compute_80.ptx"), None);
+pub(super) const PUSH: Ptx = Ptx::new(
+    &["push_lines_plain", "push_lines_unmarked", "push_lines_marked", "push_flags_plain", "push_flags_any"],
+    ptx!("push.compute_80.ptx"),
+    None,
+);
 
 /// Threads a block at most.
 pub(super) const THREADS: u32 = 512;
@@ -192,6 +196,24 @@ pub(super) struct Exchange {
     pub(super) by_pairs: Divisor,
     /// The first ranks, also in `far`: parameters are nearer than memory.
     pub(super) near: [Peer; NEAR],
+}
+
+impl Exchange {
+    /// What is common: few ranks, whole heads, wide units, nothing decoded, rows straight into outputs.
+    pub(super) fn is_plain(&self) -> bool {
+        let few = usize::try_from(self.world).is_ok_and(|world| world <= NEAR);
+        let kept = match self.form {
+            Form::Copy => true,
+            Form::Mx => self.scale_bytes % 4 == 0,
+            Form::Bf16 | Form::F16 => false,
+        };
+        few && kept
+            && self.heads_a_rank != 0
+            && self.unit >= 8
+            && self.out_unit >= 8
+            && self.straight != 0
+            && self.flagged_ids == 0
+    }
 }
 
 const _: () = {

@@ -153,14 +153,23 @@ struct Step {
     __device__ i32 ahead(u64 other) const { return i32(u32(other >> 32) - epoch()); }
 };
 
-__device__ Pair load_control(const Exchange& x) { return load(reinterpret_cast<const Pair*>(x.control)); }
-
-// False where the group sleeps or has failed.
-__device__ bool enter(const Exchange& x, Step& step, Pair control) {
-    step.steps = control.low;
-    step.call = u64(u32((control.low >> 16) + 1)) << 32 | x.operation << 24 | x.slot;
-    if (control.high == ASLEEP && blockIdx.x + threadIdx.x == 0) store(x.report + 3, 1);
-    return control.high == AWAKE;
+// The control line, for all threads of a block: `meanwhile` is done while it is on its way. One of them asks, since what many ask for
+// at once they get one after the other. False where the group sleeps or has failed.
+template <typename Meanwhile>
+__device__ bool enter(const Exchange& x, Step& step, Meanwhile meanwhile) {
+    __shared__ u64 shared[2];
+    Pair control;
+    if (threadIdx.x == 0) control = load(reinterpret_cast<const Pair*>(x.control));
+    meanwhile();
+    if (threadIdx.x == 0) shared[0] = control.low, shared[1] = control.high;
+    __syncthreads();
+    step.steps = shared[0];
+    step.call = u64(u32((step.steps >> 16) + 1)) << 32 | x.operation << 24 | x.slot;
+    if (shared[1] == ASLEEP && blockIdx.x + threadIdx.x == 0) store(x.report + 3, 1);
+    return shared[1] == AWAKE;
+}
+__device__ bool enter(const Exchange& x, Step& step) {
+    return enter(x, step, [] {});
 }
 
 // Records a fault as this rank's, unless there is one, and tells it to the other ranks.
@@ -297,8 +306,6 @@ __device__ bool last_block(const Exchange& x) {
     __syncthreads();
     return before == gridDim.x - 1;
 }
-
-__device__ bool enter(const Exchange& x, Step& step) { return enter(x, step, load_control(x)); }
 
 // What block 0 adds to `steps` is what the others leave of a step.
 __device__ u64 own_part() { return blockIdx.x == 0 ? STEP - (gridDim.x - 1) : 1; }

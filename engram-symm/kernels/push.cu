@@ -53,20 +53,21 @@ struct Tiles {
 // Calls all ranks, and sends this block's ids to their owners, a tile a warp. False where the group sleeps or has failed.
 template <bool PLAIN>
 __device__ bool send_ids(const Exchange& x, Step& step) {
-    const Pair control = load_control(x);
     const Tiles own;
     const u32 lane = threadIdx.x % WARP;
-    // The first ids are on their way while the control line is.
     u32 tile = blockIdx.x + own.warp * gridDim.x;
-    u32 line = tile < x.tiles ? Tiles::line(x, tile, lane) : x.line_count;
-    u64 ids = line < x.line_count ? line_ids(x, after(x, x.world > 1), line) : 0;
-    if (!enter(x, step, control)) return false;
+    u64 ids = 0;
+    const auto first_ids = [&] {
+        const u32 line = tile < x.tiles ? Tiles::line(x, tile, lane) : x.line_count;
+        if (line < x.line_count) ids = line_ids(x, after(x, x.world > 1), line);
+    };
+    if (!enter(x, step, first_ids)) return false;
     if (blockIdx.x == 0) {
         if (threadIdx.x == blockDim.x - 1) begin(x);
         call_all(x, step, threadIdx.x, blockDim.x, [](u64* at, u64 call) { store(at, call); });
     }
     for (bool first = true; tile < x.tiles; tile += own.warps * gridDim.x, first = false) {
-        line = Tiles::line(x, tile, lane);
+        const u32 line = Tiles::line(x, tile, lane);
         if (line == x.line_count) continue;
         for (u32 distance = 1; distance < x.world; ++distance) {
             const u32 owner = after(x, distance);

@@ -204,7 +204,7 @@ impl Exchange {
         let few = usize::try_from(self.world).is_ok_and(|world| world <= NEAR);
         let kept = match self.form {
             Form::Copy => true,
-            Form::Mx => self.scale_bytes % 4 == 0,
+            Form::Mx => self.scale_bytes.is_multiple_of(4),
             Form::Bf16 | Form::F16 => false,
         };
         few && kept

@@ -180,12 +180,14 @@ impl Bench {
 
     fn print_choice(&self, exchange: &Exchange) {
         let choice = exchange.choice();
+        let ways: Vec<_> =
+            choice.ways.iter().map(|way| format!("{:?}/{}", way.push, way.blocks).to_lowercase()).collect();
         let measured = choice.measured.iter().map(|measured| {
-            let [lines_us, flags_us] = [measured.lines_us, measured.flags_us].map(hundredths);
-            json!({ "slot": measured.slot, "lines_us": lines_us, "flags_us": flags_us })
+            let us: Vec<_> = measured.us.iter().map(|&us| us.is_finite().then(|| hundredths(us))).collect();
+            json!({ "slot": measured.slot, "us": us })
         });
         let measured: Vec<_> = measured.collect();
-        self.print(&json!({ "way": "chosen", "lines_up_to": choice.lines_up_to, "measured": measured }));
+        self.print(&json!({ "way": "chosen", "ways": ways, "measured": measured }));
     }
 
     fn barrier_us(&mut self, exchange: &mut Exchange) -> f64 {

@@ -97,7 +97,7 @@ __device__ void pull(const Exchange& x) {
             }
             put_rows(x, row, rows, x.unit);
         });
-        pad_scales(x, blockIdx.x, gridDim.x);
+        pad_scales(x, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
     }
     leave(x, step, ok, [&] { clear_outputs(x); });
 }

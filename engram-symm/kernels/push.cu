@@ -41,6 +41,8 @@ __device__ i32 half_of(u64 ids, u32 half) { return i32(half == 0 ? u32(ids) : u3
 struct Tiles {
     u32 warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
 
+    // How many of all tiles are this block's.
+    static __device__ u32 count(u32 all) { return all > blockIdx.x ? (all - blockIdx.x - 1) / gridDim.x + 1 : 0; }
     // Line `lane` of a tile, or one past the last.
     static __device__ u32 line(const Exchange& x, u32 tile, u32 lane) {
         return lane < x.tile ? min(tile * x.tile + lane, x.line_count) : x.line_count;
@@ -294,22 +296,31 @@ __device__ void push_lines(const Exchange& x) {
     Step step;
     if (!send_ids<PLAIN>(x, step)) return;
     const Tiles own;
-    // For each tile: serve the others, then collect. In that order, so that each job is waited for by later ones alone.
-    const u32 others = x.world - 1, jobs = 2 * others;
+    // First what others wait for, then its own, then what others send: a warp that waits for rows has served all that it has to. Its
+    // own from the last warp on, and what others send from the first one that had nothing to serve.
     bool ok = true;
-    u32 tile = blockIdx.x, job = own.warp;
-    while (ok && others > 0) {
-        while (job >= jobs) job -= jobs, tile += gridDim.x;
-        if (tile >= x.tiles) break;
-        ok = job < others ? serve_lines<MARKED, PLAIN>(x, step, tile, after(x, job + 1))
-                          : collect_lines<MARKED, PLAIN>(x, step, tile, after(x, job - others + 1));
-        job += own.warps;
-    }
-    // And itself, where a warp has nothing to wait for: from the last one on.
-    for (tile = blockIdx.x + (own.warps - 1 - own.warp) * gridDim.x; tile * x.self_tile < x.line_count; tile += own.warps * gridDim.x)
+    u32 next = own.warp;
+    for (u32 distance = 1; distance < x.world; ++distance)
+        for (u32 tile = blockIdx.x + next * gridDim.x;; tile += own.warps * gridDim.x, next += own.warps) {
+            if (tile >= x.tiles) {
+                next -= own.count(x.tiles);
+                break;
+            }
+            ok = ok && serve_lines<MARKED, PLAIN>(x, step, tile, after(x, distance));
+        }
+    for (u32 tile = blockIdx.x + (own.warps - 1 - own.warp) * gridDim.x; tile * x.self_tile < x.line_count; tile += own.warps * gridDim.x)
         serve_itself<PLAIN>(x, tile, x.self_tile);
+    for (u32 distance = 1; distance < x.world; ++distance)
+        for (u32 tile = blockIdx.x + next * gridDim.x;; tile += own.warps * gridDim.x, next += own.warps) {
+            if (tile >= x.tiles) {
+                next -= own.count(x.tiles);
+                break;
+            }
+            ok = ok && collect_lines<MARKED, PLAIN>(x, step, tile, after(x, distance));
+        }
+    // The last warp has the fewest jobs.
     if (own.warp == own.warps - 1) {
-        pad_scales(x, blockIdx.x, gridDim.x);
+        pad_scales(x, blockIdx.x * WARP + threadIdx.x % WARP, gridDim.x * WARP);
         if (ok && blockIdx.x == 0) ok = agreed(x, step);
     }
     leave(x, step, ok, [&] { clear_outputs(x); });
@@ -420,7 +431,7 @@ __device__ void push_flags(const Exchange& x) {
     ok = __syncthreads_and(ok);
     if (ok) {
         raise_flags(x, step, ROWS);
-        pad_scales(x, blockIdx.x, gridDim.x);
+        pad_scales(x, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
         for (u32 distance = 1; distance < x.world && ok; ++distance) {
             const u32 owner = after(x, distance);
             // Also the permission to write to that rank again.

@@ -9,111 +9,142 @@ use super::exchange::{Exchange, Push};
 use crate::exchange::{Algorithm, Config};
 use crate::{Error, Group, Result, Step};
 
-/// One slot, and how long the slowest rank took for it in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// A way to push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// How what arrives is known to.
+    pub push: Push,
+    /// Most blocks of the kernel: signals of few blocks are quicker, copies of many.
+    pub blocks: u32,
+}
+
+/// One slot, and how long the slowest rank took for it each way.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Tokens a rank.
     pub slot: u32,
-    /// By lines.
-    pub lines_us: f64,
-    /// By flags.
-    pub flags_us: f64,
+    /// Microseconds, in the order of [`Choice::ways`]; infinite where the way does not do for the slot.
+    pub us: Vec<f64>,
 }
 
 /// The way to push, by slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// The largest slot that is pushed by lines; larger ones by flags. 0 for none.
-    pub lines_up_to: u32,
+    /// The ways there are: one, where nothing was measured.
+    pub ways: Vec<Way>,
     /// What was measured, by ascending slot.
     pub measured: Vec<Measured>,
 }
 
 impl Choice {
     /// One way for all slots.
-    pub(super) fn by(push: Push) -> Self {
-        Self { lines_up_to: if push == Push::Lines { u32::MAX } else { 0 }, measured: Vec::new() }
+    pub(super) fn by(push: Push, blocks: u32) -> Self {
+        Self { ways: vec![Way { push, blocks }], measured: Vec::new() }
     }
 
-    /// The way for a slot.
+    /// The way for a slot: the fastest at the measured slot that is nearest, as a ratio.
     #[must_use]
-    pub fn push(&self, slot: u32) -> Push {
-        if slot <= self.lines_up_to { Push::Lines } else { Push::Flags }
-    }
-
-    /// From measurements by ascending slot: lines, up to the size from which flags win for good.
-    pub(super) fn from(measured: Vec<Measured>) -> Self {
-        let last = measured.iter().rposition(|m| m.lines_us <= m.flags_us);
-        let lines_up_to = match last {
-            None => 0,
-            // Between two sizes that disagree the geometric middle is as good as any.
-            Some(last) => match measured.get(last + 1) {
-                None => measured[last].slot,
-                Some(next) => middle(measured[last].slot, next.slot),
-            },
+    pub fn way(&self, slot: u32) -> Way {
+        let next = self.measured.iter().position(|measured| measured.slot >= slot);
+        let nearest = match next {
+            None => self.measured.last(),
+            Some(0) => self.measured.first(),
+            Some(next) => {
+                let (below, above) = (&self.measured[next - 1], &self.measured[next]);
+                let square = u64::from(slot) * u64::from(slot);
+                Some(if square < u64::from(below.slot) * u64::from(above.slot) { below } else { above })
+            }
         };
-        Self { lines_up_to, measured }
+        let fastest = nearest
+            .and_then(|measured| (0..self.ways.len()).min_by(|&a, &b| measured.us[a].total_cmp(&measured.us[b])));
+        self.ways[fastest.unwrap_or(0)]
     }
-}
-
-/// About the geometric mean.
-fn middle(low: u32, high: u32) -> u32 {
-    u32::try_from((u64::from(low) * u64::from(high)).isqrt()).unwrap_or(low).max(low)
 }
 
 /// Slots that are measured.
-const SLOTS: [u32; 8] = [1, 8, 32, 64, 128, 256, 512, 1024];
+const SLOTS: [u32; 9] = [1, 8, 32, 64, 128, 256, 512, 1024, 2048];
 
-/// Exchanges of each kind: the first ones warm up, the best of the others counts.
+/// Pairs of exchanges each way: the first ones warm up, the best counts.
 const ROUNDS: u32 = 8;
 
-/// The slots to measure: none, where there is nothing to choose.
-fn slots(line_tokens: u32, world: usize, push: Option<Push>) -> impl Iterator<Item = u32> {
-    SLOTS.into_iter().filter(move |&slot| push.is_none() && world > 1 && slot <= line_tokens)
+/// What there is to measure: slots, and for each of them the ways that do.
+#[derive(Debug)]
+pub(super) struct Plan {
+    slots: Vec<u32>,
+    ways: Vec<Way>,
+    line_tokens: u32,
 }
 
-/// Steps that [`measure`] takes.
-pub(super) fn steps(line_tokens: u32, world: usize, push: Option<Push>) -> u32 {
-    slots(line_tokens, world, push).map(|_| 2 * 2 * ROUNDS).sum()
-}
-
-/// Measures, unless `push` says which way to take. `rows` are those that each rank has, a layer.
-pub(super) fn measure(
-    exchange: &mut Exchange,
-    group: &mut Group,
-    push: Option<Push>,
-    rows: &[Vec<Range<u64>>],
-) -> Result<Choice> {
-    let slots: Vec<u32> = slots(exchange.line_tokens(), exchange.world(), push).collect();
-    if slots.is_empty() {
-        return Ok(Choice::by(push.unwrap_or(Push::Flags)));
-    }
-    let ids = sample_ids(exchange.config(), rows, slots.last().copied().unwrap_or(0));
-    let mut timed = |slot, push| time(exchange, &ids, slot, push);
-    let timed = slots.iter().map(|&slot| Ok([timed(slot, Push::Lines)?, timed(slot, Push::Flags)?]));
-    let own = timed.collect::<Result<Vec<_>>>();
-    exchange.set_choice(Choice::by(Push::Flags));
-    let own = group.agree(Step::Gather, own)?;
-    let mut slowest = own.clone();
-    for (rank, theirs) in
-        group.all_gather(&serde_json::to_vec(&own).expect("numbers have a JSON form"))?.iter().enumerate()
-    {
-        let theirs: Vec<[f64; 2]> = serde_json::from_slice(theirs).map_err(|error| Error::Unreadable {
-            rank,
-            step: Step::Gather,
-            found: error.to_string(),
-        })?;
-        for (slowest, theirs) in slowest.iter_mut().zip(theirs) {
-            *slowest = [slowest[0].max(theirs[0]), slowest[1].max(theirs[1])];
+impl Plan {
+    /// `push` is the one way that is wanted, if any is.
+    pub(super) fn new(world: usize, capacity: u32, line_tokens: u32, blocks: u32, push: Option<Push>) -> Self {
+        let measures = push.is_none() && world > 1;
+        let slots = SLOTS.into_iter().filter(|&slot| measures && slot <= capacity).collect();
+        let way = |push, blocks: u32| Way { push, blocks: blocks.max(1) };
+        let mut ways = match push {
+            Some(push) => vec![way(push, blocks)],
+            None => [1, 2, 4].map(|part| way(Push::Flags, blocks / part)).to_vec(),
+        };
+        ways.dedup();
+        if measures && line_tokens > 0 {
+            ways.push(way(Push::Lines, blocks));
         }
+        Self { slots, ways, line_tokens }
     }
-    let measured = slots.iter().zip(slowest).map(|(&slot, [lines_us, flags_us])| Measured { slot, lines_us, flags_us });
-    Ok(Choice::from(measured.collect()))
+
+    fn does(&self, way: Way, slot: u32) -> bool {
+        way.push == Push::Flags || slot <= self.line_tokens
+    }
+
+    /// Exchanges that [`Plan::measure`] makes.
+    pub(super) fn exchanges(&self) -> u32 {
+        let pairs =
+            |&slot: &u32| self.ways.iter().filter(|&&way| self.does(way, slot)).map(|_| 2 * ROUNDS).sum::<u32>();
+        self.slots.iter().map(pairs).sum()
+    }
+
+    /// The way to take before anything is known.
+    pub(super) fn first(&self) -> Choice {
+        Choice { ways: vec![self.ways[0]], measured: Vec::new() }
+    }
+
+    /// Measures, if there is anything to. `rows` are those that each rank has, a layer.
+    pub(super) fn measure(
+        self,
+        exchange: &mut Exchange,
+        group: &mut Group,
+        rows: &[Vec<Range<u64>>],
+    ) -> Result<Choice> {
+        let Some(&most) = self.slots.last() else { return Ok(self.first()) };
+        let ids = sample_ids(exchange.config(), rows, most);
+        let mut timed = |slot: u32, way: Way| match self.does(way, slot) {
+            true => time(exchange, &ids, slot, way).map(Some),
+            false => Ok(None),
+        };
+        let own: Result<Vec<Vec<Option<f64>>>> =
+            self.slots.iter().map(|&slot| self.ways.iter().map(|&way| timed(slot, way)).collect()).collect();
+        let own = serde_json::to_vec(&group.agree(Step::Gather, own)?).expect("numbers have a JSON form");
+        let mut measured: Vec<Measured> =
+            self.slots.iter().map(|&slot| Measured { slot, us: vec![0.0; self.ways.len()] }).collect();
+        for (rank, theirs) in group.all_gather(&own)?.iter().enumerate() {
+            let theirs: Vec<Vec<Option<f64>>> = serde_json::from_slice(theirs).map_err(|error| Error::Unreadable {
+                rank,
+                step: Step::Gather,
+                found: error.to_string(),
+            })?;
+            for (measured, theirs) in measured.iter_mut().zip(theirs) {
+                for (slowest, us) in measured.us.iter_mut().zip(theirs) {
+                    *slowest = slowest.max(us.unwrap_or(f64::INFINITY));
+                }
+            }
+        }
+        Ok(Choice { ways: self.ways, measured })
+    }
 }
 
 /// Microseconds that this rank takes for one exchange of a full slot.
-fn time(exchange: &mut Exchange, ids: &[i32], slot: u32, push: Push) -> Result<f64> {
-    exchange.set_choice(Choice::by(push));
+fn time(exchange: &mut Exchange, ids: &[i32], slot: u32, way: Way) -> Result<f64> {
+    exchange.set_choice(Choice::by(way.push, way.blocks));
     let device = exchange.device().clone();
     let rank = exchange.rank();
     let cuda = |error: engram_cuda::Error| Error::cuda(rank, "measuring an exchange", &error);
@@ -169,16 +200,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_for_slots_below_the_crossing() {
-        let measured = |points: &[(u32, f64, f64)]| {
-            points.iter().map(|&(slot, lines_us, flags_us)| Measured { slot, lines_us, flags_us }).collect()
-        };
-        let choice = Choice::from(measured(&[(1, 5.0, 6.0), (128, 8.0, 8.5), (256, 13.0, 12.0), (512, 23.0, 19.0)]));
-        assert_eq!(choice.lines_up_to, 181);
-        assert_eq!((choice.push(181), choice.push(182)), (Push::Lines, Push::Flags));
-        assert_eq!(Choice::from(measured(&[(1, 7.0, 6.0)])).lines_up_to, 0);
-        assert_eq!(Choice::from(measured(&[(1, 5.0, 6.0), (8, 6.0, 6.0)])).lines_up_to, 8);
-        assert_eq!(Choice::from(Vec::new()).lines_up_to, 0);
-        assert_eq!(Choice::by(Push::Lines).push(u32::MAX), Push::Lines);
+    fn the_nearest_measured_slot_decides() {
+        let way = |push, blocks| Way { push, blocks };
+        let ways = vec![way(Push::Flags, 132), way(Push::Flags, 33), way(Push::Lines, 132)];
+        let measured = [
+            (1, [7.0, 7.0, 5.0]),
+            (128, [15.0, 11.0, 10.0]),
+            (512, [26.0, 23.0, 31.0]),
+            (2048, [61.0, 73.0, f64::INFINITY]),
+        ];
+        let measured = measured.map(|(slot, us)| Measured { slot, us: us.to_vec() }).to_vec();
+        let choice = Choice { ways: ways.clone(), measured };
+        for (slot, expected) in
+            [(1, 2), (128, 2), (255, 2), (256, 1), (512, 1), (1023, 1), (1024, 0), (2048, 0), (9000, 0)]
+        {
+            assert_eq!(choice.way(slot), ways[expected], "{slot}");
+        }
+        assert_eq!(Choice::by(Push::Lines, 9).way(7), way(Push::Lines, 9));
+    }
+
+    #[test]
+    fn nothing_is_measured_where_there_is_no_choice() {
+        assert_eq!(Plan::new(2, 2048, 1024, 132, Some(Push::Lines)).exchanges(), 0);
+        assert_eq!(Plan::new(1, 2048, 0, 132, None).exchanges(), 0);
+        // Four slots, and of the two ways with a block only that by lines for the first three.
+        let plan = Plan::new(2, 64, 32, 1, None);
+        assert_eq!((plan.ways.len(), plan.slots.len(), plan.exchanges()), (2, 4, (4 + 3) * 2 * ROUNDS));
+        assert_eq!(plan.first().way(1), Way { push: Push::Flags, blocks: 1 });
     }
 }

@@ -8,7 +8,7 @@ use engram_cuda::kernels::Divisor;
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
 use engram_cuda::{Device, DeviceBuffer, DeviceView, IdType, Ids, Stream, StreamRef, Table};
 
-use super::choose::{self, Choice};
+use super::choose::{Choice, Plan, Way};
 use super::kernels::{self, BARRIER, Control, LINE_TILE, NEAR, PUSH, Peer, STEP, THREADS, TILE, WARP};
 use super::layout::{Agreed, Layout, RowShape, unit};
 use super::{Segments, peer_access};
@@ -146,7 +146,8 @@ impl Exchange {
         let segments = Segments::allocate(group, device, access, layout.signal_bytes, layout.data_bytes, 0xff)?;
         let built = Self::build(device, config, tables, options, agreed, layout, segments, (rank, world));
         let mut exchange = group.agree(Step::Publish, built)?;
-        exchange.choice = choose::measure(&mut exchange, group, options.push, &rows)?;
+        let plan = exchange.plan(options);
+        exchange.choice = plan.measure(&mut exchange, group, &rows)?;
         Ok(exchange)
     }
 
@@ -182,7 +183,8 @@ impl Exchange {
             Some(buffer) => (buffer.address(), buffer.address() + row.out_bytes.next_multiple_of(256) as u64),
         };
         // The steps that measure come before the first.
-        let last = options.epoch.wrapping_sub(choose::steps(layout.line_tokens, world, options.push));
+        let plan = Plan::new(world, config.capacity, layout.line_tokens, agreed.blocks, options.push);
+        let last = options.epoch.wrapping_sub(plan.exchanges());
         start_after(device, &segments, (rank, world), last).map_err(cuda)?;
         let mut near = [Peer::default(); NEAR];
         for (rank, peer) in near.iter_mut().enumerate().take(world) {
@@ -207,7 +209,7 @@ impl Exchange {
         );
         let exchange = Self {
             device: device.clone(),
-            choice: Choice::by(options.push.unwrap_or(Push::Flags)),
+            choice: plan.first(),
             layout,
             agreed,
             rank,
@@ -419,15 +421,15 @@ impl Exchange {
 
     fn enqueue_push(&self, param: kernels::Exchange, stream: StreamRef<'_>) -> Result<()> {
         let lines = param.slot * param.layers * param.pairs;
-        let push = self.choice.push(param.slot);
-        let (tile, grid) = push_grid(push, lines, param.world, self.agreed.blocks);
+        let Way { push, blocks } = self.choice.way(param.slot);
+        let (tile, grid) = push_grid(push, lines, param.world, blocks);
         let operation = u32::from(Operation::Push.code());
         let param = kernels::Exchange {
             operation,
             line_count: lines,
             tile,
             tiles: lines.div_ceil(tile),
-            self_tile: (tile * 2).min(LINE_TILE),
+            self_tile: (tile * 4).min(LINE_TILE),
             ..param
         };
         let entry = match push {
@@ -520,9 +522,9 @@ impl Exchange {
         self.segments.signals(self.rank) + std::mem::offset_of!(Control, state) as u64
     }
 
-    /// The largest slot that may be pushed by lines.
-    pub(super) fn line_tokens(&self) -> u32 {
-        self.layout.line_tokens
+    /// What there is to measure.
+    fn plan(&self, options: &Options) -> Plan {
+        Plan::new(self.world, self.config.capacity, self.layout.line_tokens, self.agreed.blocks, options.push)
     }
 
     pub(super) fn set_choice(&mut self, choice: Choice) {
@@ -578,19 +580,22 @@ struct Grid {
 
 /// How a push is launched, for `lines` lines of each owner: lines that a warp takes at a time, and the grid. Alike on all ranks.
 ///
-/// Few tokens spread over many blocks. By lines, a warp then has one job: to serve a rank a tile, to take one from a rank, or to serve itself two.
+/// Few tokens spread over many blocks. Where there are more tiles to serve than warps, warps take as few turns as large tiles allow, and tiles are as
+/// small as those turns allow. By lines, a rank takes its own rows in larger tiles, and what others send in a turn of its own.
 fn push_grid(push: Push, lines: u32, world: u32, blocks: u32) -> (u32, Grid) {
-    let warps = blocks * (THREADS / WARP);
-    // Twice the jobs of a tile.
-    let jobs_of_two_tiles = match push {
-        Push::Lines => 4 * (world - 1) + 1,
-        Push::Flags => 2 * world,
+    let warps = u64::from(blocks * (THREADS / WARP));
+    // Four times the turns' tiles, and their lines.
+    let served = match push {
+        Push::Lines => u64::from(lines) * u64::from(4 * (world - 1) + 1),
+        Push::Flags => u64::from(lines) * u64::from(4 * world),
     };
-    let tile = (u64::from(lines) * u64::from(jobs_of_two_tiles)).div_ceil(2 * u64::from(warps));
-    let tile = u32::try_from(tile).unwrap_or(LINE_TILE).clamp(1, LINE_TILE);
+    let turns = served.div_ceil(4 * warps * u64::from(LINE_TILE)).max(1);
+    let tile = u32::try_from(served.div_ceil(4 * warps * turns)).unwrap_or(LINE_TILE).clamp(1, LINE_TILE);
     let tiles = lines.div_ceil(tile);
     let blocks = tiles.clamp(1, blocks);
-    let jobs = tiles.div_ceil(blocks).saturating_mul(jobs_of_two_tiles).div_ceil(2).saturating_add(1);
+    let jobs_of_a_tile = if push == Push::Lines { 2 * world - 1 } else { world };
+    // One more, which has nothing else to do than to see that all ranks call the same.
+    let jobs = tiles.div_ceil(blocks).saturating_mul(jobs_of_a_tile).saturating_add(1);
     (tile, Grid { blocks, threads: jobs.saturating_mul(WARP).clamp(WARP * 2, THREADS) })
 }
 

@@ -8,7 +8,7 @@ mod prefetch;
 mod reach;
 mod segments;
 
-pub use choose::{Choice, Measured};
+pub use choose::{Choice, Measured, Way};
 pub use exchange::{Exchange, Options, Push, Rows};
 pub use prefetch::Prefetcher;
 pub use reach::{DeviceReach, peer_access};

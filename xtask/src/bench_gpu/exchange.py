@@ -45,9 +45,9 @@ def verdict(wanted, reached):
 print(f"{head['world']} x {head['gpu']}, {head['rows']:,} rows of a rank and layer, loaded in {head['loaded_s']} s. Microseconds, slowest rank.")
 cases = []
 for case in product:
-    if "lines_up_to" in case:
-        print(f"{case['way']}: lines up to {case['lines_up_to']} tokens, flags for more; measured",
-              ", ".join(f"{m['slot']}: {m['lines_us']} {m['flags_us']}" for m in case["measured"]))
+    if "ways" in case:
+        print(f"{case['way']}: measured at creation, by {', '.join(case['ways'])} blocks:",
+              "; ".join(f"{m['slot']}: " + " ".join("-" if us is None else str(us) for us in m["us"]) for m in case["measured"]))
     elif "barrier_us" in case:
         print(f"{case['way']}: a barrier alone {case['barrier_us']:.2f}, torch's {barrier:.2f}: {barrier / case['barrier_us']:.2f}x   "
               + verdict(f"<= {BARRIER_US}", case["barrier_us"] <= BARRIER_US))

@@ -793,3 +793,33 @@ fn base(
 fn narrow(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// 2 layers of 24 heads between two ranks: 12 lines a token.
+    #[test]
+    fn few_tokens_are_a_line_a_warp_and_many_fill_their_turns() {
+        let grid = |blocks, threads| Grid { blocks, threads };
+        assert_eq!(push_grid(Push::Lines, 12, 2, 132), (1, grid(12, 4 * WARP)));
+        assert_eq!(push_grid(Push::Lines, 128 * 12, 2, 132), (1, grid(132, THREADS)));
+        assert_eq!(push_grid(Push::Lines, 256 * 12, 2, 132), (2, grid(132, THREADS)));
+        // Two turns of 6 lines rather than of 8, of which the second would be half empty.
+        assert_eq!(push_grid(Push::Flags, 1024 * 12, 2, 132), (6, grid(132, THREADS)));
+        assert_eq!(push_grid(Push::Flags, 2048 * 12, 2, 132), (8, grid(132, THREADS)));
+    }
+
+    proptest! {
+        #[test]
+        fn grids_keep_to_their_limits(lines in 1..1_u32 << 28, world in 1..512_u32, blocks in 1..200_u32, by_lines: bool) {
+            let push = if by_lines { Push::Lines } else { Push::Flags };
+            let (tile, grid) = push_grid(push, lines, world, blocks);
+            prop_assert!((1..=LINE_TILE).contains(&tile));
+            prop_assert!((1..=blocks).contains(&grid.blocks) && grid.blocks <= lines.div_ceil(tile));
+            prop_assert!((2 * WARP..=THREADS).contains(&grid.threads) && grid.threads.is_multiple_of(WARP));
+        }
+    }
+}

@@ -187,3 +187,97 @@ pub(super) fn unit(numbers: impl IntoIterator<Item = u64>) -> u32 {
     let bits = numbers.into_iter().fold(CHUNK as u64, |bits, number| bits | number);
     1 << bits.trailing_zeros()
 }
+
+#[cfg(test)]
+mod tests {
+    use engram_core::{HeadShards, RowShards};
+    use engram_ple::TableFormat;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::exchange::Layer;
+
+    fn config(kind: FormatKind, heads: bool, world: usize, columns: usize, capacity: u32, output: Output) -> Config {
+        let scale = (kind == FormatKind::E4m3Global).then_some(0.5);
+        let format = TableFormat::new(kind, 96, scale).unwrap();
+        let ownership = match heads {
+            true => Ownership::Heads(HeadShards::new(columns, world).unwrap()),
+            false => Ownership::Rows(RowShards::new(1000, world).unwrap()),
+        };
+        Config::new(
+            columns,
+            vec![Layer { format: format.clone(), ownership }, Layer { format, ownership }],
+            capacity,
+            output,
+        )
+    }
+
+    fn of(config: &Config, world: usize, agreed: Agreed) -> Layout {
+        Layout::new(config, world, agreed).unwrap()
+    }
+
+    const AGREED: Agreed = Agreed { blocks: 132, marked: false, direct: true, lines: true };
+
+    #[test]
+    fn rows_land_only_where_they_must() {
+        let mx = config(FormatKind::E4m3E8m0x32, true, 2, 24, 256, Output::Mx);
+        let bf16 = config(FormatKind::E4m3E8m0x32, true, 2, 24, 256, Output::Bf16);
+        let packed = config(FormatKind::Bf16, true, 2, 24, 256, Output::Packed);
+        let pushed = |config| {
+            let layout = of(config, 2, AGREED);
+            (layout.straight, layout.out - layout.pushed_rows)
+        };
+        // Of rows of 7 chunks, the one with the scales; all of them; none.
+        assert_eq!(pushed(&mx), (true, 256 * 48 * 16));
+        assert_eq!(pushed(&bf16), (false, 256 * 48 * 7 * 16));
+        assert_eq!(pushed(&packed), (true, 0));
+        // Through the host outputs are elsewhere, so that everything lands, and nothing by lines.
+        let through_host = of(&mx, 2, Agreed { direct: false, lines: false, ..AGREED });
+        assert_eq!((through_host.straight, through_host.line_tokens), (false, 0));
+        assert_eq!(through_host.out_scales, through_host.data_bytes);
+    }
+
+    #[test]
+    fn what_kernels_cannot_count_is_refused() {
+        let large = config(FormatKind::E4m3E8m0x32, true, 2, 24, (1 << 24) - 1, Output::Packed);
+        assert!(Layout::new(&large, 2, AGREED).is_err());
+        assert!(Layout::new(&Config { capacity: 1 << 20, ..large }, 2, AGREED).is_ok());
+    }
+
+    #[test]
+    fn units_divide_all_numbers() {
+        assert_eq!(unit([264, 256, 8]), 8);
+        assert_eq!(unit([256, 4096]), 16);
+        assert_eq!(unit([0]), 16);
+        assert_eq!(unit([33, 64]), 1);
+    }
+
+    proptest! {
+        /// Parts follow each other without overlap, each as large as what lies in it, and aligned.
+        #[test]
+        fn parts_are_apart(world in 1..9_usize, columns in 1..40_usize, capacity in 1..3000_u32, heads: bool, marked: bool, direct: bool) {
+            let config = config(FormatKind::E4m3E8m0x32, heads, world, columns, capacity, Output::Mx);
+            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct });
+            let (tokens, across) = (capacity as usize, 2 * columns);
+            let row = layout.row;
+            let own = if heads { columns.div_ceil(world) } else { columns };
+            let landing = layout.line_tokens as usize * across * row.chunks * CHUNK * if marked { 2 } else { 1 };
+            let sizes = [
+                (layout.shared_ids, tokens * across * 4),
+                (layout.shared_rows, world * tokens * 2 * own * (96 + 3)),
+                (layout.lines, 2 * world * tokens * 2 * own.div_ceil(2) * 16),
+                (layout.landing, landing),
+                (layout.pushed_rows, tokens * across * CHUNK * if direct { 1 } else { row.chunks }),
+                (layout.out, if direct { row.out_bytes } else { 0 }),
+                (layout.out_scales, if direct { row.scales_bytes } else { 0 }),
+            ];
+            let ends = sizes.iter().map(|&(start, bytes)| start + bytes);
+            let nexts = sizes.iter().skip(1).map(|&(start, _)| start).chain([layout.data_bytes]);
+            for (end, next) in ends.zip(nexts) {
+                prop_assert!(end <= next, "{sizes:?}");
+            }
+            prop_assert!(sizes.iter().all(|&(start, _)| start.is_multiple_of(ALIGN)));
+            prop_assert!(layout.flags >= signal_bytes(world) && layout.signal_bytes == layout.flags + 2 * world * 7 * 8);
+        }
+    }
+}

@@ -46,8 +46,15 @@ where
     any_world::<B>(rank);
 }
 
+/// Of more ranks than most machines have devices: some of them share one.
+fn of_many<B: Backend>(rank: &Rank) {
+    cases!(rank, B: uneven_heads rows_are_owned back_to_back_across_the_wrap both_algorithms_in_turn
+        slots_that_disagree sleeping_and_waking refusals_are_local);
+}
+
 fn everywhere(name: &str, world: usize, case: fn(&Rank)) {
-    for spread in Spread::all(world) {
+    let spreads = if world > 3 { vec![Spread::InTurn] } else { Spread::all(world) };
+    for spread in spreads {
         start(name, world, spread, "suite", |rank| case(&rank));
     }
 }
@@ -79,6 +86,11 @@ conformance! {
     two_ranks_as_measured: 2, any_world, Chosen;
     three_ranks_by_lines: 3, of_three, Lines;
     three_ranks_by_flags: 3, of_three, Flags;
+    four_ranks_by_lines: 4, of_many, Lines;
+    four_ranks_by_flags: 4, of_many, Flags;
+    four_ranks_with_pinned_tables: 4, of_many, PinnedLines;
+    eight_ranks_by_lines: 8, of_many, Lines;
+    eight_ranks_by_flags: 8, of_many, Flags;
 }
 
 /// Random shapes, sizes, ids, algorithms and ownership, bit for bit what one process computes.

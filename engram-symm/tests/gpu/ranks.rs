@@ -25,17 +25,26 @@ pub(crate) enum Spread {
     One,
     /// Each its own.
     Each,
+    /// All that there are in turn, so that some share one.
+    InTurn,
+}
+
+fn devices() -> usize {
+    usize::try_from(Device::count().expect("these tests need a CUDA device")).unwrap()
 }
 
 impl Spread {
     /// Those that this machine has devices for.
     pub(crate) fn all(world: usize) -> Vec<Self> {
-        let devices = usize::try_from(Device::count().expect("these tests need a CUDA device")).unwrap();
-        if world > 1 && devices >= world { vec![Self::One, Self::Each] } else { vec![Self::One] }
+        if world > 1 && devices() >= world { vec![Self::One, Self::Each] } else { vec![Self::One] }
     }
 
     fn device(self, rank: usize) -> Device {
-        let ordinal = if self == Self::One { 0 } else { rank };
+        let ordinal = match self {
+            Self::One => 0,
+            Self::Each => rank,
+            Self::InTurn => rank % devices(),
+        };
         Device::new(u32::try_from(ordinal).unwrap()).expect("these tests need a CUDA device")
     }
 }

@@ -290,6 +290,9 @@ fn usage_errors_and_paths_that_are_not_there() {
     std::fs::write(ids.path(), r#"{"requests": []}"#).unwrap();
     let requests = ids.path().to_str().unwrap();
     let file = golden("ckpt/ple-bf16/model-00001-of-00002.safetensors");
+    let empty = tempfile::tempdir().unwrap();
+    let out = empty.path().join("out");
+    let out = out.to_str().unwrap();
     for args in [
         &[][..],
         &["nonsense"],
@@ -311,25 +314,15 @@ fn usage_errors_and_paths_that_are_not_there() {
         &["hash", &folder, "--requests", requests, "--out", "/no/such/folder/ids"],
         &["lookup", &folder, "--requests", requests],
         &["lookup", &folder, "--requests", requests, "--out", "/no/such/folder/rows"],
-        &["lookup", &folder, "--requests", requests, "--out", "/tmp/x", "--dtype", "f64"],
-        &["lookup", &folder, "--requests", requests, "--out", "/tmp/x", "--tier", "tape"],
+        &["lookup", &folder, "--requests", requests, "--out", out, "--dtype", "f64"],
+        &["lookup", &folder, "--requests", requests, "--out", out, "--tier", "tape"],
         &["synth", "--preset", "tiny-ple", "--scale", "1", "--out", &folder],
-        &["synth", "--preset", "tiny-ple", "--scale", "0", "--out", "/tmp/no-such-checkpoint"],
-        &["synth", "--preset", "tiny-ple", "--scale", "-1", "--out", "/tmp/no-such-checkpoint"],
-        &["synth", "--preset", "tiny-ple", "--scale", "nan", "--out", "/tmp/no-such-checkpoint"],
-        &["synth", "--preset", "deepseek-v4.1-flash", "--scale", "9", "--out", "/tmp/no-such-checkpoint"],
-        &["synth", "--preset", "huge", "--scale", "1", "--out", "/tmp/no-such-checkpoint"],
-        &[
-            "synth",
-            "--preset",
-            "tiny-ple",
-            "--scale",
-            "1",
-            "--out",
-            "/tmp/no-such-checkpoint",
-            "--table-format",
-            "int8",
-        ],
+        &["synth", "--preset", "tiny-ple", "--scale", "0", "--out", out],
+        &["synth", "--preset", "tiny-ple", "--scale", "-1", "--out", out],
+        &["synth", "--preset", "tiny-ple", "--scale", "nan", "--out", out],
+        &["synth", "--preset", "deepseek-v4.1-flash", "--scale", "9", "--out", out],
+        &["synth", "--preset", "huge", "--scale", "1", "--out", out],
+        &["synth", "--preset", "tiny-ple", "--scale", "1", "--out", out, "--table-format", "int8"],
         &["synth", "--preset", "tiny-ple", "--scale", "1", "--out", "/no/such/folder/checkpoint"],
         &["bench", "hash", "--preset", "tiny-ple", "--tokens", "0"],
         &["bench", "hash", "--preset", "tiny-ple", "--tokens", "-5"],
@@ -344,7 +337,7 @@ fn usage_errors_and_paths_that_are_not_there() {
         let output = exits(args, 2);
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{args:?}");
     }
-    assert!(!Path::new("/tmp/x").exists() && !Path::new("/tmp/no-such-checkpoint").exists());
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
     for args in [&["--help"][..], &["help"], &["--version"], &["validate", "--help"], &["bench", "rows", "--help"]] {
         let output = exits(args, 0);
         assert!(!output.stdout.is_empty() && output.stderr.is_empty(), "{args:?}");

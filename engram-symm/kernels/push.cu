@@ -310,6 +310,8 @@ __device__ void push_lines(const Exchange& x) {
         }
     for (u32 tile = blockIdx.x + (own.warps - 1 - own.warp) * gridDim.x; tile * x.self_tile < x.line_count; tile += own.warps * gridDim.x)
         serve_itself<PLAIN>(x, tile, x.self_tile);
+    // Serving may fail in some lanes of a warp alone, and all of them have to meet where rows are decoded.
+    if (!PLAIN) ok = __all_sync(ALL_LANES, ok);
     for (u32 distance = 1; distance < x.world; ++distance)
         for (u32 tile = blockIdx.x + next * gridDim.x;; tile += own.warps * gridDim.x, next += own.warps) {
             if (tile >= x.tiles) {
@@ -347,8 +349,14 @@ __device__ void raise_flags(const Exchange& x, const Step& step, u32 phase) {
         if (rank != x.rank) store_release(flag_at(x, rank, phase, x.rank), step.call);
 }
 
+// A rank whose block has no columns to serve waits for nobody's ids, so that its flag may be the next step's already: that says as much
+// of this one. A flag that was never raised is 0.
 __device__ bool await_flag(const Exchange& x, const Step& step, u32 phase, u32 from) {
-    return __all_sync(ALL_LANES, wait_for(x, step, from, phase, flag_at(x, x.rank, phase, from)));
+    const u64* at = flag_at(x, x.rank, phase, from);
+    return __all_sync(ALL_LANES, wait(x, step, from, phase, [&] {
+        const u64 flag = load_acquire(at);
+        return flag == step.call || (flag != 0 && step.ahead(flag) == 1);
+    }));
 }
 
 // Sends a tile's rows to a requester as its ids come.

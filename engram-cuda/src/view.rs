@@ -131,7 +131,11 @@ impl<'a> Ids<'a> {
         self.mixes.as_ref()
     }
 
-    pub(crate) fn check_device(&self, device: &Device) -> Result<(), Error> {
+    /// Refuses ids, and mixes, that are known to be in another device's memory; where foreign memory lies is for its caller to know.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`].
+    pub fn check_device(&self, device: &Device) -> Result<(), Error> {
         check_device("the ids", self.device, device)?;
         self.mixes.map_or(Ok(()), |mixes| mixes.memory.check_device("the mixes", device))
     }

@@ -1,7 +1,6 @@
 //! The exchange of one rank with a GPU.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use engram_core::Ownership;
 use engram_cuda::kernels::Divisor;
@@ -148,6 +147,7 @@ impl Exchange {
         let mut exchange = group.agree(Step::Publish, built)?;
         let plan = exchange.plan(options);
         exchange.choice = plan.measure(&mut exchange, group, &rows)?;
+        exchange.last_slot = 0;
         Ok(exchange)
     }
 
@@ -403,7 +403,7 @@ impl Exchange {
     fn enqueue_meeting(&self, operation: Operation, stream: StreamRef<'_>) -> Result<()> {
         let param = kernels::Exchange { operation: u32::from(operation.code()), slot: 0, tokens: 0, ..self.base };
         // A warp more than speak to others.
-        let threads = narrow(self.world).next_multiple_of(WARP) + WARP;
+        let threads = (narrow(self.world).next_multiple_of(WARP) + WARP).min(THREADS);
         self.launch(&self.barrier, "barrier_meet", Grid { blocks: 1, threads }, stream, &param)
     }
 
@@ -432,6 +432,17 @@ impl Exchange {
             self_tile: (tile * 4).min(LINE_TILE),
             ..param
         };
+        // A table that is loaded again may have what serves as the mark.
+        if push == Push::Lines
+            && !self.agreed.marked
+            && let Some(layer) = self.tables.handles().iter().position(|table| !table.is_free_of_nan())
+        {
+            return Err(invalid(
+                &format!("table of layer {layer}"),
+                &"one with NaN",
+                "free of NaN, as it was at first",
+            ));
+        }
         let entry = match push {
             Push::Lines if self.agreed.marked => "push_lines_marked",
             Push::Lines if param.is_plain() => "push_lines_plain",
@@ -478,8 +489,10 @@ impl Exchange {
         recorded.map_err(|error| self.cuda("ordering streams", &error))
     }
 
-    fn scope(&self, stream: StreamRef<'_>) -> Result<engram_cuda::Scope> {
-        stream.scope(&self.device).map_err(|error| self.cuda("asking whether a stream is captured", &error))
+    /// The scope of a stream, which must be of this device.
+    pub(super) fn scope(&self, stream: StreamRef<'_>) -> Result<engram_cuda::Scope> {
+        let scope = stream.check_device(&self.device).and_then(|()| stream.scope(&self.device));
+        scope.map_err(|error| self.cuda("asking whether a stream is captured", &error))
     }
 
     /// Refuses what this rank can refuse by itself.
@@ -500,6 +513,7 @@ impl Exchange {
             let expected = format!("at least 1 and the {} tokens, at most {}", shape.tokens, self.config.capacity);
             return Err(invalid("slot", &slot, &expected));
         }
+        ids.check_device(&self.device).map_err(|error| self.cuda("looking at the ids", &error))?;
         if let Some(layer) = self.tables.handles().iter().position(Table::is_asleep) {
             return Err(invalid(&format!("table of layer {layer}"), &"asleep", "awake"));
         }
@@ -738,7 +752,8 @@ fn base(
         ids: 0,
         token_stride: 0,
         report: addresses.report,
-        deadline_ns: u64::try_from(config.deadline.max(Duration::from_nanos(1)).as_nanos()).unwrap_or(u64::MAX >> 1),
+        // With room for what kernels add to it.
+        deadline_ns: u64::try_from(config.deadline.as_nanos()).map_or(u64::MAX >> 1, |ns| ns.clamp(1, u64::MAX >> 1)),
         out: addresses.out,
         out_scales: addresses.out_scales,
         out_token: row.out_token as u64,

@@ -79,7 +79,7 @@ impl Prefetcher {
 
     fn build(exchange: Exchange, stream: StreamRef<'_>) -> Result<Self> {
         let rank = exchange.rank();
-        if scope(&exchange, stream)?.capture().is_some() {
+        if exchange.scope(stream)?.capture().is_some() {
             let remedy = "create it before the capture begins".to_owned();
             return Err(Error::Capturing { rank, what: "Prefetcher::create".to_owned(), remedy });
         }
@@ -131,7 +131,7 @@ impl Prefetcher {
     /// # Errors
     /// [`Error::Prefetch`] when the last start is not finished; [`Error::Cuda`].
     pub fn exchange_mut(&mut self, stream: StreamRef<'_>) -> Result<&mut Exchange> {
-        let scope = scope(&self.exchange, stream)?;
+        let scope = self.exchange.scope(stream)?;
         self.order.may_start(scope)?;
         self.after_reads(stream, scope)?;
         Ok(&mut self.exchange)
@@ -149,7 +149,7 @@ impl Prefetcher {
     /// [`Error::Prefetch`] when the last start is not finished; [`Error::Cuda`] for a stream or ids of another device; what [`Exchange::run`]
     /// refuses. Then this rank has not taken part.
     pub fn start(&mut self, ids: &Ids<'_>, slot: u32, algorithm: Algorithm, stream: StreamRef<'_>) -> Result<()> {
-        let scope = scope(&self.exchange, stream)?;
+        let scope = self.exchange.scope(stream)?;
         self.exchange.admit(ids, slot)?;
         let tokens = ids.shape().tokens;
         if tokens > 0 {
@@ -214,7 +214,7 @@ impl Prefetcher {
         scales: Option<DeviceView<'_>>,
         stream: StreamRef<'_>,
     ) -> Result<()> {
-        let scope = scope(&self.exchange, stream)?;
+        let scope = self.exchange.scope(stream)?;
         self.order.may_finish(layer, scope, self.tokens)?;
         let (config, shape, tokens) = (self.exchange.config(), *self.exchange.row_shape(), self.tokens);
         let width = config.columns * shape.out_column;
@@ -252,7 +252,7 @@ impl Prefetcher {
     /// # Errors
     /// As [`Prefetcher::finish`].
     pub fn finish_in_place(&mut self, layer: usize, stream: StreamRef<'_>) -> Result<Rows<'_>> {
-        let scope = scope(&self.exchange, stream)?;
+        let scope = self.exchange.scope(stream)?;
         self.order.may_finish(layer, scope, self.tokens)?;
         self.wait(stream, scope)?;
         self.done(layer, stream, scope)?;
@@ -279,7 +279,7 @@ impl Prefetcher {
     pub fn abandon(&mut self, stream: StreamRef<'_>) -> Result<()> {
         let Some((_, began)) = self.order.pending() else { return Ok(()) };
         self.order.abandon();
-        if scope(&self.exchange, stream)? == began {
+        if self.exchange.scope(stream)? == began {
             self.exchanged.before(stream, began).map_err(|error| self.cuda(ORDERING, &error))?;
         }
         Ok(())
@@ -343,9 +343,3 @@ impl Prefetcher {
 }
 
 const ORDERING: &str = "ordering streams";
-
-/// The scope of a stream, which must be of the exchange's device.
-fn scope(exchange: &Exchange, stream: StreamRef<'_>) -> Result<Scope> {
-    let scope = stream.check_device(exchange.device()).and_then(|()| stream.scope(exchange.device()));
-    scope.map_err(|error| Error::cuda(exchange.rank(), "asking whether a stream is captured", &error))
-}

@@ -27,9 +27,11 @@ pub(crate) trait Way: Send {
     const PLACEMENT: Placement = Placement::Device;
     /// Tables of which nobody knows whether they have NaN in them, values and scales apart.
     const BORROWED: bool = false;
+    const MULTIPROCESSORS: Option<u32> = None;
 }
 
 pub(crate) struct Lines;
+pub(crate) struct LinesOfOneBlock;
 pub(crate) struct MarkedLines;
 pub(crate) struct Flags;
 pub(crate) struct PinnedFlags;
@@ -39,6 +41,10 @@ pub(crate) struct Chosen;
 
 impl Way for Lines {
     const PUSH: Option<Push> = Some(Push::Lines);
+}
+impl Way for LinesOfOneBlock {
+    const PUSH: Option<Push> = Some(Push::Lines);
+    const MULTIPROCESSORS: Option<u32> = Some(1);
 }
 impl Way for MarkedLines {
     const PUSH: Option<Push> = Some(Push::Lines);
@@ -124,6 +130,7 @@ pub(crate) fn create_as<W: Way>(
     let (tables, memory) = tables::<W>(shape, group.rank());
     let mut options = Options::default();
     options.push = W::PUSH;
+    options.multiprocessors = W::MULTIPROCESSORS;
     options.through_host = W::THROUGH_HOST;
     options.epoch = epoch;
     let exchange = Exchange::create(group, device(), name, shape.config(), &tables, &options)?;

@@ -1,14 +1,16 @@
 //! Ranks that die, are late, do something else, or get no memory.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use engram_cuda::{DeviceBuffer, Graph, IdShape, IdType, Ids, Stream};
+use engram_cuda::{DeviceBuffer, Graph, IdShape, IdType, Ids, Placement, Stream, Table};
+use engram_ple::{SourceError, TableFormat, TableSource};
 use engram_symm::access::{PeerAccess, Reason};
-use engram_symm::cuda::{Exchange, peer_access};
+use engram_symm::cuda::{Exchange, Options, Push, peer_access};
 use engram_symm::protocol::{Fault, Phase};
-use engram_symm::{Algorithm, Error, Group, Result};
+use engram_symm::{Algorithm, Error, Group, Output, Result};
 
-use crate::backend::{Flags, Lines, MarkedLines, ThroughHost, Way, bytes, create, create_as, device};
+use crate::backend::{Flags, Lines, LinesOfOneBlock, MarkedLines, ThroughHost, Way, bytes, create, create_as, device};
 use crate::ranks::{Rank, Spread, die, start, start_with_victim};
 use crate::segments::{fail_next, failed, steps};
 use crate::suite::Pace;
@@ -31,7 +33,10 @@ const TOKENS: usize = 8;
 
 impl Subject {
     fn new<W: Way>(group: &mut Group, deadline: Duration, algorithm: Algorithm) -> Self {
-        let shape = Shape { deadline, ..Shape::new(group.world(), 5) };
+        Self::of::<W>(group, Shape { deadline, ..Shape::new(group.world(), 5) }, algorithm)
+    }
+
+    fn of<W: Way>(group: &mut Group, shape: Shape, algorithm: Algorithm) -> Self {
         let (exchange, tables) = create::<W>(group, &shape, 0, Pace::Steady).unwrap().into_parts();
         let values = shape.ids(group.rank(), 1, TOKENS);
         let ids = DeviceBuffer::from_slice(device(), &values).unwrap();
@@ -47,11 +52,18 @@ impl Subject {
             Self::new::<Flags>(group, deadline, Algorithm::Push),
             Self::new::<Flags>(group, deadline, Algorithm::Barrier),
             Self::new::<ThroughHost>(group, deadline, Algorithm::Push),
+            Self::decoding_by_lines(group, deadline),
         ];
         if replay {
             all.iter_mut().for_each(Self::capture);
         }
         all
+    }
+
+    /// Each warp serves and decodes, and only some of its lanes wait for ids.
+    fn decoding_by_lines(group: &mut Group, deadline: Duration) -> Self {
+        let shape = Shape { deadline, output: Output::Bf16, ..Shape::new(group.world(), 5) };
+        Self::of::<LinesOfOneBlock>(group, shape, Algorithm::Push)
     }
 
     fn capture(&mut self) {
@@ -402,4 +414,61 @@ fn wakes<W: Way>(group: &mut Group, access: PeerAccess) {
     }
     drop(subject.graph);
     subject.exchange.close().unwrap();
+}
+
+/// Rows of which every byte is a NaN or a scale that is one.
+struct NanRows {
+    format: TableFormat,
+    rows: u64,
+}
+
+impl TableSource for NanRows {
+    fn format(&self) -> &TableFormat {
+        &self.format
+    }
+
+    fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    fn read_range(&self, _: Range<u64>, out: &mut [u8]) -> Result<(), SourceError> {
+        out.fill(0xff);
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_table_that_wakes_with_nan_does_not_go_by_lines() {
+    for spread in Spread::all(2) {
+        start("faults::a_table_that_wakes_with_nan_does_not_go_by_lines", 2, spread, "nan", |rank| {
+            let mut group = rank.group("nan");
+            let shape = Shape::new(2, 5);
+            let load = |layer| {
+                let (source, rows) = (shape.table(layer), shape.owned(layer, rank.number()));
+                Table::load(device(), &source, rows, Placement::Device).unwrap()
+            };
+            let tables: Vec<_> = (0..shape.layers).map(load).collect();
+            let mut options = Options::default();
+            options.push = Some(Push::Lines);
+            let mut exchange =
+                Exchange::create(&mut group, device(), "nan", shape.config(), &tables, &options).unwrap();
+            let ids = DeviceBuffer::from_slice(device(), &shape.ids(rank.number(), 1, TOKENS)).unwrap();
+            let ids = Ids::new(&ids, IdShape::dense(IdType::I32, TOKENS, shape.layers, shape.columns)).unwrap();
+            let stream = Stream::new(device()).unwrap();
+            exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap();
+            stream.synchronize().unwrap();
+            exchange.check().unwrap();
+
+            tables[1].sleep().unwrap();
+            tables[1].wake(&NanRows { format: shape.format(1), rows: shape.rows(1) }).unwrap();
+            let refused = exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap_err();
+            assert!(matches!(&refused, Error::Invalid { what, .. } if what == "table of layer 1"), "{refused}");
+            exchange.run(&ids, shape.capacity, Algorithm::Barrier, stream.as_ref()).unwrap();
+            stream.synchronize().unwrap();
+            exchange.check().unwrap();
+            exchange.close().unwrap();
+            group.close().unwrap();
+        });
+    }
 }

@@ -34,15 +34,17 @@ pub struct Choice {
     pub ways: Vec<Way>,
     /// What was measured, by ascending slot.
     pub measured: Vec<Measured>,
+    /// Largest slot that lines have room for.
+    line_tokens: u32,
 }
 
 impl Choice {
-    /// One way for all slots.
+    /// One way for all slots, which has to do for them.
     pub(super) fn by(push: Push, blocks: u32) -> Self {
-        Self { ways: vec![Way { push, blocks }], measured: Vec::new() }
+        Self { ways: vec![Way { push, blocks }], measured: Vec::new(), line_tokens: 0 }
     }
 
-    /// The way for a slot: the fastest at the measured slot that is nearest, as a ratio.
+    /// The way for a slot: the fastest at the measured slot that is nearest, as a ratio, of those that do for the slot itself.
     #[must_use]
     pub fn way(&self, slot: u32) -> Way {
         let next = self.measured.iter().position(|measured| measured.slot >= slot);
@@ -55,10 +57,17 @@ impl Choice {
                 Some(if square < u64::from(below.slot) * u64::from(above.slot) { below } else { above })
             }
         };
-        let fastest = nearest
-            .and_then(|measured| (0..self.ways.len()).min_by(|&a, &b| measured.us[a].total_cmp(&measured.us[b])));
+        let fastest = nearest.and_then(|measured| {
+            let ways = (0..self.ways.len()).filter(|&way| does(self.ways[way], slot, self.line_tokens));
+            ways.min_by(|&a, &b| measured.us[a].total_cmp(&measured.us[b]))
+        });
         self.ways[fastest.unwrap_or(0)]
     }
+}
+
+/// Whether a way does for a slot.
+fn does(way: Way, slot: u32, line_tokens: u32) -> bool {
+    way.push == Push::Flags || slot <= line_tokens
 }
 
 /// Slots that are measured.
@@ -92,20 +101,17 @@ impl Plan {
         Self { slots, ways, line_tokens }
     }
 
-    fn does(&self, way: Way, slot: u32) -> bool {
-        way.push == Push::Flags || slot <= self.line_tokens
-    }
-
     /// Exchanges that [`Plan::measure`] makes.
     pub(super) fn exchanges(&self) -> u32 {
-        let pairs =
-            |&slot: &u32| self.ways.iter().filter(|&&way| self.does(way, slot)).map(|_| 2 * ROUNDS).sum::<u32>();
+        let pairs = |&slot: &u32| {
+            self.ways.iter().filter(|&&way| does(way, slot, self.line_tokens)).map(|_| 2 * ROUNDS).sum::<u32>()
+        };
         self.slots.iter().map(pairs).sum()
     }
 
     /// The way to take before anything is known.
     pub(super) fn first(&self) -> Choice {
-        Choice { ways: vec![self.ways[0]], measured: Vec::new() }
+        Choice::by(self.ways[0].push, self.ways[0].blocks)
     }
 
     /// Measures, if there is anything to. `rows` are those that each rank has, a layer.
@@ -117,7 +123,7 @@ impl Plan {
     ) -> Result<Choice> {
         let Some(&most) = self.slots.last() else { return Ok(self.first()) };
         let ids = sample_ids(exchange.config(), rows, most);
-        let mut timed = |slot: u32, way: Way| match self.does(way, slot) {
+        let mut timed = |slot: u32, way: Way| match does(way, slot, self.line_tokens) {
             true => time(exchange, &ids, slot, way).map(Some),
             false => Ok(None),
         };
@@ -138,7 +144,7 @@ impl Plan {
                 }
             }
         }
-        Ok(Choice { ways: self.ways, measured })
+        Ok(Choice { ways: self.ways, measured, line_tokens: self.line_tokens })
     }
 }
 
@@ -210,13 +216,23 @@ mod tests {
             (2048, [61.0, 73.0, f64::INFINITY]),
         ];
         let measured = measured.map(|(slot, us)| Measured { slot, us: us.to_vec() }).to_vec();
-        let choice = Choice { ways: ways.clone(), measured };
+        let choice = Choice { ways: ways.clone(), measured, line_tokens: 1024 };
         for (slot, expected) in
             [(1, 2), (128, 2), (255, 2), (256, 1), (512, 1), (1023, 1), (1024, 0), (2048, 0), (9000, 0)]
         {
             assert_eq!(choice.way(slot), ways[expected], "{slot}");
         }
         assert_eq!(Choice::by(Push::Lines, 9).way(7), way(Push::Lines, 9));
+    }
+
+    #[test]
+    fn lines_are_not_taken_beyond_their_room() {
+        let ways = vec![Way { push: Push::Flags, blocks: 132 }, Way { push: Push::Lines, blocks: 132 }];
+        let measured = vec![Measured { slot: 1024, us: vec![40.0, 30.0] }];
+        let choice = Choice { ways: ways.clone(), measured, line_tokens: 1024 };
+        for (slot, expected) in [(1, 1), (1024, 1), (1025, 0), (1500, 0)] {
+            assert_eq!(choice.way(slot), ways[expected], "{slot}");
+        }
     }
 
     #[test]

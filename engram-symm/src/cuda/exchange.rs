@@ -47,7 +47,8 @@ pub struct Options {
 /// must not overlap, which is found and reported.
 ///
 /// Tables lie in device or pinned memory. A fault is written to a word of the host's; [`check`](Self::check) reads it without waiting, and each
-/// later call fails by it.
+/// later call fails by it. The exchange that failed leaves zero rows; graphs that are replayed afterwards leave the outputs as they find them, so
+/// that their rows count only while [`check`](Self::check) finds nothing.
 #[derive(Debug)]
 pub struct Exchange {
     device: Device,

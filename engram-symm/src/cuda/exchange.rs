@@ -97,7 +97,6 @@ const REPORT_WORDS: usize = 4;
 struct Traits {
     blocks: u32,
     free_of_nan: bool,
-    lines: bool,
     /// Rows that the rank has, a layer.
     rows: Vec<Range<u64>>,
 }
@@ -128,7 +127,8 @@ impl Exchange {
             dtype: config.layers[0].format.kind().to_string(),
             digest: config.digest(),
         }])?;
-        let said = format!("{:?} from epoch {}", options.push, options.epoch);
+        let memory = if options.through_host { ", through the host" } else { "" };
+        let said = format!("{:?} from epoch {}{memory}", options.push, options.epoch);
         group.agree_on_value(Step::Register, "the options of the exchange", &said)?;
 
         let access = if options.through_host {
@@ -626,12 +626,12 @@ fn agree(
     let own = Traits {
         blocks: options.multiprocessors.unwrap_or(all).clamp(1, all),
         free_of_nan: tables.iter().all(Table::is_free_of_nan),
-        lines: true,
         rows: tables.iter().map(Table::rows).collect(),
     };
     let own = serde_json::to_vec(&own).expect("plain data has a JSON form");
-    let mut agreed =
-        Agreed { blocks: u32::MAX, marked: false, direct: matches!(access, PeerAccess::Direct(_)), lines: true };
+    // GPUs deliver 16 bytes to each other as one; to the host nothing says so.
+    let direct = matches!(access, PeerAccess::Direct(_));
+    let mut agreed = Agreed { blocks: u32::MAX, marked: false, direct, lines: direct };
     let mut rows = Vec::new();
     for (rank, traits) in group.all_gather(&own)?.iter().enumerate() {
         let traits: Traits = serde_json::from_slice(traits).map_err(|error| Error::Unreadable {
@@ -641,7 +641,6 @@ fn agree(
         })?;
         agreed.blocks = agreed.blocks.min(traits.blocks);
         agreed.marked |= !traits.free_of_nan;
-        agreed.lines &= traits.lines && agreed.direct;
         rows.push(traits.rows);
     }
     Ok((agreed, rows))

@@ -330,6 +330,13 @@ fn another_order_of_names_is_told_to_all() {
                 let all = group.all_gather(text.as_bytes()).unwrap();
                 assert_eq!(all[0], all[1]);
             }
+            // So is what only one of them shares through the host.
+            let created = match group.rank() {
+                0 => create::<Flags>(&mut group, &shape, 0, Pace::Steady).map(drop),
+                _ => create::<ThroughHost>(&mut group, &shape, 0, Pace::Steady).map(drop),
+            };
+            let error = created.unwrap_err();
+            assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
             let mut subject = Subject::new::<Lines>(&mut group, Duration::from_secs(20), Algorithm::Push);
             subject.enqueue();
             subject.is_right();

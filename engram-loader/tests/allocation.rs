@@ -45,12 +45,16 @@ fn gathers_allocate_nothing_after_warm_up() {
     let ids: Vec<i32> = (0..20_000).map(|i| i * 37 % 5001 - 1).collect();
     let mut out = vec![0; ids.len() * 264];
     for (tier, source) in sources {
-        source.gather(&ids, &mut out).unwrap();
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
-        for round in 0..100 {
-            let ids = &ids[..if round % 10 == 0 { ids.len() } else { 48 }];
-            source.gather(ids, &mut out[..ids.len() * 264]).unwrap();
-        }
-        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "{tier}");
+        // Threads may still be starting, which allocates; what gathers allocate, every series of them does.
+        let mut series = || {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            for round in 0..100 {
+                let ids = &ids[..if round % 10 == 0 { ids.len() } else { 48 }];
+                source.gather(ids, &mut out[..ids.len() * 264]).unwrap();
+            }
+            ALLOCATIONS.load(Ordering::Relaxed) - before
+        };
+        let allocations: Vec<_> = std::iter::repeat_with(&mut series).take(10).collect();
+        assert!(allocations.contains(&0), "{tier}: {allocations:?}");
     }
 }

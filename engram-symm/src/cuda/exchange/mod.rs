@@ -18,9 +18,10 @@ use crate::{Error, Group, Result, Step};
 /// How `Push` tells that something has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// Every 16 bytes say so themselves: fast for few tokens. Needs links that deliver 16 bytes as one.
+    /// Every 16 bytes say so themselves: fast for few tokens. Needs links that deliver 16 bytes as one, as NVLink does. Nobody asks the links: where
+    /// GPUs reach each other through PCIe, which promises less, take [`Options::through_host`].
     Lines,
-    /// A flag for each block's share of ids and rows: fast for many tokens.
+    /// A flag for each block's share of the rows: fast for many tokens. Ids come as with [`Push::Lines`], unless the ranks share host memory.
     Flags,
 }
 

@@ -188,10 +188,10 @@ fn a_rank_that_dies_at_any_access_is_named_by_all() {
 fn a_rank_that_is_killed_is_named_by_all() {
     let left_before = left_behind();
     for algorithm in [Algorithm::Barrier, Algorithm::Push] {
-        let groups = [3, 10, 31, 70].map(|milliseconds| {
+        let groups = [(3, 3), (3, 10), (3, 31), (3, 70), (8, 20)].map(|(world, milliseconds)| {
             let run = format!("{algorithm:?}-{milliseconds}");
             let case = move |group| exchange_until_a_rank_dies(group, algorithm, None);
-            let mut group = Ranks::start("a_rank_that_is_killed_is_named_by_all", 3, &run, case);
+            let mut group = Ranks::start("a_rank_that_is_killed_is_named_by_all", world, &run, case);
             if let Some(victim) = group.children.get_mut(VICTIM) {
                 // Past the rendezvous, where a death has another name.
                 let lines = BufReader::new(victim.stdout.take().unwrap()).lines();

@@ -1,7 +1,5 @@
 //! The suite on GPUs: ranks are processes, on one device and on a device each.
 
-use engram_symm::Group;
-
 use crate::backend::{Chosen, Flags, Gpu, Lines, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way};
 use crate::ranks::{Rank, Spread, start};
 use crate::suite::Backend;
@@ -46,14 +44,21 @@ where
     any_world::<B>(rank);
 }
 
-/// Of more ranks than most machines have devices: some of them share one.
-fn of_many<B: Backend>(rank: &Rank) {
-    cases!(rank, B: uneven_heads rows_are_owned back_to_back_across_the_wrap both_algorithms_in_turn
-        slots_that_disagree sleeping_and_waking refusals_are_local);
+/// Of more ranks than most machines have devices. Ranks that take turns do what needs few exchanges, some 200.
+fn of_many<B: Backend>(rank: &Rank)
+where
+    B::Exchange: Send,
+{
+    if rank.takes_turns() {
+        cases!(rank, B: uneven_heads rows_are_owned fewer_tokens_than_the_slot slots_that_disagree sleeping_and_waking
+            refusals_are_local);
+    } else {
+        of_three::<B>(rank);
+    }
 }
 
 fn everywhere(name: &str, world: usize, case: fn(&Rank)) {
-    let spreads = if world > 3 { vec![Spread::InTurn] } else { Spread::all(world) };
+    let spreads = if world > 3 { vec![Spread::widest(world)] } else { Spread::all(world) };
     for spread in spreads {
         start(name, world, spread, "suite", |rank| case(&rank));
     }
@@ -88,15 +93,17 @@ conformance! {
     three_ranks_by_flags: 3, of_three, Flags;
     four_ranks_by_lines: 4, of_many, Lines;
     four_ranks_by_flags: 4, of_many, Flags;
-    four_ranks_with_pinned_tables: 4, of_many, PinnedLines;
+    four_ranks_with_pinned_tables_by_lines: 4, of_many, PinnedLines;
+    four_ranks_with_pinned_tables_by_flags: 4, of_many, PinnedFlags;
     eight_ranks_by_lines: 8, of_many, Lines;
     eight_ranks_by_flags: 8, of_many, Flags;
+    eight_ranks_with_pinned_tables_by_lines: 8, of_many, PinnedLines;
+    eight_ranks_with_pinned_tables_by_flags: 8, of_many, PinnedFlags;
 }
 
 /// Random shapes, sizes, ids, algorithms and ownership, bit for bit what one process computes.
-fn random<W: Way>(rank: &Rank) {
-    let group: Group = rank.group("random");
-    cases::random_exchanges::<Gpu<W>, 2500>(group);
+fn random<W: Way, const COUNT: u64>(rank: &Rank) {
+    cases::random_exchanges::<Gpu<W>, COUNT>(rank.group("random"));
 }
 
 #[test]
@@ -104,9 +111,42 @@ fn random<W: Way>(rank: &Rank) {
 fn ten_thousand_random_exchanges() {
     let spread = Spread::all(2).pop().unwrap();
     start("exchange::ten_thousand_random_exchanges", 2, spread, "random", |rank| {
-        random::<Lines>(&rank);
-        random::<MarkedLines>(&rank);
-        random::<Flags>(&rank);
-        random::<Chosen>(&rank);
+        random::<Lines, 2500>(&rank);
+        random::<MarkedLines, 2500>(&rank);
+        random::<Flags, 2500>(&rank);
+        random::<Chosen, 2500>(&rank);
     });
+}
+
+/// Tables in device and in pinned memory.
+fn random_in_all_ways<const COUNT: u64>(rank: &Rank) {
+    random::<Lines, COUNT>(rank);
+    random::<MarkedLines, COUNT>(rank);
+    random::<Flags, COUNT>(rank);
+    random::<PinnedLines, COUNT>(rank);
+    random::<PinnedFlags, COUNT>(rank);
+}
+
+/// 250 exchanges of ranks that take turns; else 6,250, and 1,250 that choose for themselves, which takes hundreds of exchanges each time.
+fn stress(name: &str, world: usize) {
+    start(name, world, Spread::widest(world), "random", |rank| {
+        if rank.takes_turns() {
+            random_in_all_ways::<50>(&rank);
+        } else {
+            random_in_all_ways::<1250>(&rank);
+            random::<Chosen, 1250>(&rank);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn random_exchanges_of_four_ranks() {
+    stress("exchange::random_exchanges_of_four_ranks", 4);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn random_exchanges_of_eight_ranks() {
+    stress("exchange::random_exchanges_of_eight_ranks", 8);
 }

@@ -128,6 +128,16 @@ fn files() -> Vec<String> {
     names.filter(|name| name.contains("engram")).collect()
 }
 
+/// The device has as much memory as before, once other ranks on it have given back theirs.
+fn nothing_is_lost(before: u64) {
+    let lost = || before.saturating_sub(device().memory().unwrap().0);
+    let start = Instant::now();
+    while lost() >= 32 << 20 {
+        assert!(start.elapsed() < Duration::from_secs(10), "{} bytes of device memory are lost", lost());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// The device does all that it did before: copies, and kernels.
 fn device_works() {
     let mut group = Group::alone();
@@ -147,11 +157,20 @@ enum Death {
     At(u64),
 }
 
-/// Devices of its own for each rank, so that short deadlines are enough; on one device for all, a deadline that outlasts taking turns.
+/// Runs `case` as every rank of two, and of four and eight where each has a device: of many that take turns, each exchange would take long.
+fn everywhere(name: &str, case: fn(&Rank)) {
+    for world in [2, 4, 8] {
+        for spread in Spread::all(world).into_iter().filter(|&spread| world == 2 || spread == Spread::Each) {
+            start(name, world, spread, "fault", |rank| case(&rank));
+        }
+    }
+}
+
+/// Devices of its own for each rank, so that short deadlines are enough; else a deadline that outlasts taking turns.
 fn apart(world: usize) -> (Spread, Duration) {
-    match Spread::all(world).pop() {
-        Some(Spread::Each) => (Spread::Each, Duration::from_secs(1)),
-        _ => (Spread::One, Duration::from_secs(60)),
+    match Spread::widest(world) {
+        Spread::Each => (Spread::Each, Duration::from_secs(1)),
+        shared => (shared, Duration::from_secs(60)),
     }
 }
 
@@ -160,7 +179,7 @@ const VICTIM: usize = 1;
 fn killed(name: &str, world: usize, deaths: &[(Death, bool)]) {
     let (spread, deadline) = apart(world);
     // Each costs a deadline.
-    let deaths = if spread == Spread::One { &deaths[..1] } else { deaths };
+    let deaths = if spread == Spread::Each { deaths } else { &deaths[..1] };
     let before = files();
     for &(death, replay) in deaths {
         let run = format!("{death:?}-{replay}");
@@ -224,8 +243,7 @@ fn survive(rank: &Rank, deadline: Duration, death: Death, replay: bool) {
         subject.exchange.close().unwrap();
     }
     assert_eq!((descriptors(), mappings()), (open, 0));
-    let lost = free.saturating_sub(device().memory().unwrap().0);
-    assert!(lost < 32 << 20, "{lost} bytes of device memory are lost");
+    nothing_is_lost(free);
     device_works();
     let error = group.barrier().unwrap_err();
     assert!(matches!(error, Error::Lost { rank: VICTIM, .. }), "{error}");
@@ -258,11 +276,22 @@ fn of_three_ranks_one_that_dies_is_named() {
     killed("faults::of_three_ranks_one_that_dies_is_named", 3, &[&BETWEEN[..], &times()].concat());
 }
 
+/// Four of them, and eight where each has a device.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn of_many_ranks_one_that_dies_is_named() {
+    let deaths = [&BETWEEN[..2], &times()[..4]].concat();
+    for world in [4, 8] {
+        if world == 4 || apart(world).0 == Spread::Each {
+            killed("faults::of_many_ranks_one_that_dies_is_named", world, &deaths);
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a CUDA device"]
 fn late_by_seconds_is_no_error() {
-    let spread = Spread::all(2).pop().unwrap();
-    start("faults::late_by_seconds_is_no_error", 2, spread, "late", |rank| {
+    everywhere("faults::late_by_seconds_is_no_error", |rank| {
         let mut group = rank.group("late");
         for (late, replay) in [(0, false), (1, true)] {
             let mut subjects = Subject::all(&mut group, Duration::from_secs(20), replay);
@@ -282,86 +311,80 @@ fn late_by_seconds_is_no_error() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn different_replay_counts_are_found_by_all() {
-    for spread in Spread::all(2) {
-        start("faults::different_replay_counts_are_found_by_all", 2, spread, "counts", |rank| {
-            let mut group = rank.group("counts");
-            let mut subjects = Subject::all(&mut group, Duration::from_secs(2), true);
-            for round in 0..4 {
-                // Rank 0 once more than the other one, which learns of it by its next replay.
-                if round < 3 || group.rank() == 0 {
-                    subjects.iter_mut().for_each(Subject::enqueue);
-                    if round < 3 {
-                        subjects.iter().for_each(Subject::is_right);
-                    } else {
-                        subjects.iter().for_each(|subject| drop(subject.outcome()));
-                    }
+    everywhere("faults::different_replay_counts_are_found_by_all", |rank| {
+        let mut group = rank.group("counts");
+        let mut subjects = Subject::all(&mut group, Duration::from_secs(2), true);
+        for round in 0..4 {
+            // Rank 0 once more than the others, which learn of it by their next replay.
+            if round < 3 || group.rank() == 0 {
+                subjects.iter_mut().for_each(Subject::enqueue);
+                if round < 3 {
+                    subjects.iter().for_each(Subject::is_right);
+                } else {
+                    subjects.iter().for_each(|subject| drop(subject.outcome()));
                 }
             }
-            group.barrier().unwrap();
-            if group.rank() == 1 {
-                subjects.iter_mut().for_each(Subject::enqueue);
-            }
-            for subject in &mut subjects {
-                subject.has_failed(Fault::Deadline { rank: 1, phase: Phase::Ids, epoch: 4 });
-            }
-            subjects.into_iter().for_each(|subject| subject.exchange.close().unwrap());
-            device_works();
-            group.barrier().unwrap();
-        });
-    }
+        }
+        group.barrier().unwrap();
+        if group.rank() != 0 {
+            subjects.iter_mut().for_each(Subject::enqueue);
+        }
+        for subject in &mut subjects {
+            subject.has_failed(Fault::Deadline { rank: 1, phase: Phase::Ids, epoch: 4 });
+        }
+        subjects.into_iter().for_each(|subject| subject.exchange.close().unwrap());
+        device_works();
+        group.barrier().unwrap();
+    });
 }
 
 #[test]
 #[ignore = "needs a CUDA device"]
 fn another_order_of_names_is_told_to_all() {
-    for spread in Spread::all(2) {
-        start("faults::another_order_of_names_is_told_to_all", 2, spread, "names", |rank| {
-            let mut group = rank.group("names");
-            let shape = Shape::new(2, 5);
-            let mut names = ["first", "second"];
-            if group.rank() == 1 {
-                names.reverse();
-            }
-            for name in names {
-                let error = create_as::<Lines>(&mut group, name, &shape, 0, Pace::Steady).map(drop).unwrap_err();
-                assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
-                let text = error.to_string();
-                assert!(text.contains("first") && text.contains("second"), "{text}");
-                let all = group.all_gather(text.as_bytes()).unwrap();
-                assert_eq!(all[0], all[1]);
-            }
-            // So is what only one of them shares through the host.
-            let created = match group.rank() {
-                0 => create::<Flags>(&mut group, &shape, 0, Pace::Steady).map(drop),
-                _ => create::<ThroughHost>(&mut group, &shape, 0, Pace::Steady).map(drop),
-            };
-            let error = created.unwrap_err();
+    everywhere("faults::another_order_of_names_is_told_to_all", |rank| {
+        let mut group = rank.group("names");
+        let shape = Shape::new(group.world(), 5);
+        let mut names = ["first", "second"];
+        if group.rank() == 1 {
+            names.reverse();
+        }
+        for name in names {
+            let error = create_as::<Lines>(&mut group, name, &shape, 0, Pace::Steady).map(drop).unwrap_err();
             assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
-            let mut subject = Subject::new::<Lines>(&mut group, Duration::from_secs(20), Algorithm::Push);
-            subject.enqueue();
-            subject.is_right();
-            subject.exchange.close().unwrap();
-        });
-    }
+            let text = error.to_string();
+            assert!(text.contains("first") && text.contains("second"), "{text}");
+            let all = group.all_gather(text.as_bytes()).unwrap();
+            assert_eq!(all[0], all[1]);
+        }
+        // So is what only one of them shares through the host.
+        let created = match group.rank() {
+            0 => create::<Flags>(&mut group, &shape, 0, Pace::Steady).map(drop),
+            _ => create::<ThroughHost>(&mut group, &shape, 0, Pace::Steady).map(drop),
+        };
+        let error = created.unwrap_err();
+        assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
+        let mut subject = Subject::new::<Lines>(&mut group, Duration::from_secs(20), Algorithm::Push);
+        subject.enqueue();
+        subject.is_right();
+        subject.exchange.close().unwrap();
+    });
 }
 
 #[test]
 #[ignore = "needs a CUDA device"]
 fn an_allocation_that_fails_fails_on_all_and_the_group_goes_on() {
-    for spread in Spread::all(2) {
-        start("faults::an_allocation_that_fails_fails_on_all_and_the_group_goes_on", 2, spread, "memory", |rank| {
-            let mut group = rank.group("memory");
-            let access = peer_access(&mut group, device()).unwrap();
-            allocations::<Lines>(&mut group, access);
-            allocations::<ThroughHost>(&mut group, PeerAccess::Host(Reason::HostBackend));
-            group.close().unwrap();
-        });
-    }
+    everywhere("faults::an_allocation_that_fails_fails_on_all_and_the_group_goes_on", |rank| {
+        let mut group = rank.group("memory");
+        let access = peer_access(&mut group, device()).unwrap();
+        allocations::<Lines>(&mut group, access);
+        allocations::<ThroughHost>(&mut group, PeerAccess::Host(Reason::HostBackend));
+        group.close().unwrap();
+    });
 }
 
 fn allocations<W: Way>(group: &mut Group, access: PeerAccess) {
     let deadline = Duration::from_secs(20);
-    let shape = Shape { deadline, ..Shape::new(2, 5) };
+    let shape = Shape { deadline, ..Shape::new(group.world(), 5) };
     drop(Subject::new::<W>(group, deadline, Algorithm::Push));
     group.barrier().unwrap();
     let (open, free) = (descriptors(), device().memory().unwrap().0);
@@ -382,23 +405,20 @@ fn allocations<W: Way>(group: &mut Group, access: PeerAccess) {
     }
     group.barrier().unwrap();
     assert_eq!((descriptors(), mappings()), (open, 0));
-    let lost = free.saturating_sub(device().memory().unwrap().0);
-    assert!(lost < 32 << 20, "{lost} bytes of device memory are lost");
+    nothing_is_lost(free);
     group.barrier().unwrap();
 }
 
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_wake_that_fails_leaves_all_asleep() {
-    for spread in Spread::all(2) {
-        start("faults::a_wake_that_fails_leaves_all_asleep", 2, spread, "wake", |rank| {
-            let mut group = rank.group("wake");
-            let access = peer_access(&mut group, device()).unwrap();
-            wakes::<Flags>(&mut group, access);
-            wakes::<ThroughHost>(&mut group, PeerAccess::Host(Reason::HostBackend));
-            group.close().unwrap();
-        });
-    }
+    everywhere("faults::a_wake_that_fails_leaves_all_asleep", |rank| {
+        let mut group = rank.group("wake");
+        let access = peer_access(&mut group, device()).unwrap();
+        wakes::<Flags>(&mut group, access);
+        wakes::<ThroughHost>(&mut group, PeerAccess::Host(Reason::HostBackend));
+        group.close().unwrap();
+    });
 }
 
 fn wakes<W: Way>(group: &mut Group, access: PeerAccess) {
@@ -447,35 +467,33 @@ impl TableSource for NanRows {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_table_that_wakes_with_nan_does_not_go_by_lines() {
-    for spread in Spread::all(2) {
-        start("faults::a_table_that_wakes_with_nan_does_not_go_by_lines", 2, spread, "nan", |rank| {
-            let mut group = rank.group("nan");
-            let shape = Shape::new(2, 5);
-            let load = |layer| {
-                let (source, rows) = (shape.table(layer), shape.owned(layer, rank.number()));
-                Table::load(device(), &source, rows, Placement::Device).unwrap()
-            };
-            let tables: Vec<_> = (0..shape.layers).map(load).collect();
-            let mut options = Options::default();
-            options.push = Some(Push::Lines);
-            let mut exchange =
-                Exchange::create(&mut group, device(), "nan", shape.config(), &tables, &options).unwrap();
-            let ids = DeviceBuffer::from_slice(device(), &shape.ids(rank.number(), 1, TOKENS)).unwrap();
-            let ids = Ids::new(&ids, IdShape::dense(IdType::I32, TOKENS, shape.layers, shape.columns)).unwrap();
-            let stream = Stream::new(device()).unwrap();
-            exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap();
-            stream.synchronize().unwrap();
-            exchange.check().unwrap();
+    everywhere("faults::a_table_that_wakes_with_nan_does_not_go_by_lines", |rank| {
+        let mut group = rank.group("nan");
+        // A column for each of eight ranks: all of them have NaN then, and refuse.
+        let shape = Shape::new(group.world(), 8);
+        let load = |layer| {
+            let (source, rows) = (shape.table(layer), shape.owned(layer, rank.number()));
+            Table::load(device(), &source, rows, Placement::Device).unwrap()
+        };
+        let tables: Vec<_> = (0..shape.layers).map(load).collect();
+        let mut options = Options::default();
+        options.push = Some(Push::Lines);
+        let mut exchange = Exchange::create(&mut group, device(), "nan", shape.config(), &tables, &options).unwrap();
+        let ids = DeviceBuffer::from_slice(device(), &shape.ids(rank.number(), 1, TOKENS)).unwrap();
+        let ids = Ids::new(&ids, IdShape::dense(IdType::I32, TOKENS, shape.layers, shape.columns)).unwrap();
+        let stream = Stream::new(device()).unwrap();
+        exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap();
+        stream.synchronize().unwrap();
+        exchange.check().unwrap();
 
-            tables[1].sleep().unwrap();
-            tables[1].wake(&NanRows { format: shape.format(1), rows: shape.rows(1) }).unwrap();
-            let refused = exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap_err();
-            assert!(matches!(&refused, Error::Invalid { what, .. } if what == "table of layer 1"), "{refused}");
-            exchange.run(&ids, shape.capacity, Algorithm::Barrier, stream.as_ref()).unwrap();
-            stream.synchronize().unwrap();
-            exchange.check().unwrap();
-            exchange.close().unwrap();
-            group.close().unwrap();
-        });
-    }
+        tables[1].sleep().unwrap();
+        tables[1].wake(&NanRows { format: shape.format(1), rows: shape.rows(1) }).unwrap();
+        let refused = exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap_err();
+        assert!(matches!(&refused, Error::Invalid { what, .. } if what == "table of layer 1"), "{refused}");
+        exchange.run(&ids, shape.capacity, Algorithm::Barrier, stream.as_ref()).unwrap();
+        stream.synchronize().unwrap();
+        exchange.check().unwrap();
+        exchange.close().unwrap();
+        group.close().unwrap();
+    });
 }

@@ -39,6 +39,11 @@ impl Spread {
         if world > 1 && devices() >= world { vec![Self::One, Self::Each] } else { vec![Self::One] }
     }
 
+    /// Over as many devices as there are.
+    pub(crate) fn widest(world: usize) -> Self {
+        if devices() >= world { Self::Each } else { Self::InTurn }
+    }
+
     fn device(self, rank: usize) -> Device {
         let ordinal = match self {
             Self::One => 0,
@@ -52,6 +57,7 @@ impl Spread {
 /// A rank, in its process.
 pub(crate) struct Rank {
     launch: Launch,
+    spread: Spread,
     pub(crate) device: Device,
 }
 
@@ -67,6 +73,11 @@ impl Rank {
 
     pub(crate) fn world(&self) -> usize {
         self.launch.world
+    }
+
+    /// Whether ranks take turns on a device: then an exchange takes some time slices of each, tens of milliseconds.
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.spread != Spread::Each && self.launch.world > 1
     }
 }
 
@@ -111,7 +122,7 @@ pub(crate) fn start_with_victim(
             let launch = Launch { rank, world, local_rank: rank, run: job.to_owned() };
             let device = spread.device(rank);
             DEVICE.set(device.clone()).unwrap();
-            case(Rank { launch, device });
+            case(Rank { launch, spread, device });
             std::process::exit(DONE)
         }
         // Another group of this test.

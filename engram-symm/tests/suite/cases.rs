@@ -104,7 +104,7 @@ pub fn fewer_tokens_than_the_slot<B: Backend>(mut group: Group) {
             for (step, tokens) in [[8, 8, 8], [0, 3, 7], [8, 0, 0], [0, 0, 0], [1, 8, 5]].into_iter().enumerate() {
                 for algorithm in BOTH {
                     for slot in [8, tokens.into_iter().max().unwrap_or(0).max(1)] {
-                        let (tokens, slot) = (tokens[group.rank()], slot as u32);
+                        let (tokens, slot) = (tokens[group.rank() % tokens.len()], slot as u32);
                         exchange(&mut rows, (&shape, group.rank()), step as u64, tokens, slot, algorithm);
                     }
                 }

@@ -15,10 +15,12 @@ use crate::{python, stub};
 /// Benches of the workspace, by package.
 const BENCHES: [(&str, &str); 2] = [("engram-cuda", "rates"), ("engram-symm", "exchange")];
 /// What runs products and peers, packed as it is: `bench` runs the parts, which print a table each, and writes `gpu.json`.
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("bench", include_str!("bench_gpu/bench")),
     ("lookups.py", include_str!("bench_gpu/lookups.py")),
     ("exchange.py", include_str!("bench_gpu/exchange.py")),
+    ("full-size.py", include_str!("bench_gpu/full-size.py")),
+    ("figures.py", include_str!("bench_gpu/figures.py")),
 ];
 /// Turns text into requests of raw tokens.
 const TOKENISE: &str = include_str!("bench_gpu/tokenise.py");
@@ -56,7 +58,7 @@ pub(crate) fn archive(folder: &Path, text: &[&str]) -> Result<()> {
         std::fs::write(folder.join("peers").join(name), script)?;
     }
     text_ids(folder, text)?;
-    crate::print_line(&format!("python3 {} [--help] [lookups] [exchange]", folder.join("bench").display()));
+    crate::print_line(&format!("python3 {} [--help] [lookups] [exchange] [full-size]", folder.join("bench").display()));
     Ok(())
 }
 

@@ -30,7 +30,7 @@ usage: cargo xtask COMMAND
   tidy              check the workspace's invariants (ARCHITECTURE.md)
   bench-cpu [NAME]  product and peers in one run, ratios printed; NAME is hash, token-map, validate, rows or exchange
   bench-gpu [FILE...] [-- PART...]   lookups, and the exchange between GPUs, beside their peers; FILEs give the text of the text case.
-                    PARTs are lookups and exchange; `-- --help` lists sizes
+                    PARTs are lookups, exchange and, only where it is named, full-size; `-- --help` lists sizes
   bench-gpu --archive DIR [FILE...]  pack them with a script that runs them on a machine without Rust
   real-tokenizer    fetch DeepSeek-V4.1's tokenizer.json and print its path, for ENGRAM_REAL_TOKENIZER
 ";

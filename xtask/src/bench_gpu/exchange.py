@@ -1,30 +1,23 @@
 #!/usr/bin/env python3
 """The row exchange beside its peers, one process a GPU: prints what each took and the ratios, and writes all of it to JSON.
 usage: exchange.py JSON ROWS [ARGUMENT...]     needs two GPUs, and PyTorch with Triton for the peers. ROWS of a rank and layer; ARGUMENTs are the product's."""
-import json, os, subprocess, sys
+import json, os, sys
+
+from figures import lines, table, three_digits
 
 here = os.path.dirname(os.path.abspath(__file__))
 path, rows, *arguments = sys.argv[1:]
-
-
-def lines(command):
-    print("$", " ".join(command), file=sys.stderr, flush=True)
-    # No peer uses NVLink multicast either: a program that fails while it does can put a host's GPUs out of service.
-    environment = dict(os.environ, NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        found = [json.loads(line) for line in process.stdout if line.startswith("{")]
-    if process.returncode != 0:
-        sys.exit(f"{command[0]} failed with {process.returncode}")
-    return found
-
-
-product = lines([os.path.join(here, "exchange"), rows, *arguments])
-peers = lines([sys.executable, os.path.join(here, "peers/torch_exchange.py"), rows])
+program = os.path.join(here, "exchange")
+product = lines([program, rows, *arguments])
+# No peer uses NVLink multicast either: a program that fails while it does can put a host's GPUs out of service.
+peers = lines([sys.executable, os.path.join(here, "peers/torch_exchange.py"), rows], NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1")
 wrong = [case for case in peers if not case.get("correct", True)]
 if wrong:
     sys.exit(f"a peer is wrong: {wrong[0]}")
 
 head = next(case for case in product if "gpu" in case)
+if {case["world"] for case in peers} != {head["world"]}:
+    sys.exit(f"{head['world']} ranks beside peers of {peers[0]['world']}")
 PULL, NCCL = "torch symm pull, 2 barriers", "nccl all-gather + all-to-all"
 peer = {(case["peer"], case.get("slot")): case for case in peers}
 barrier = peer["torch symm barrier", None]["graph_us"]
@@ -36,6 +29,8 @@ if head["world"] == 2:
 else:
     REACH = {**dict.fromkeys(FEW, 2.5), **dict.fromkeys((128, 256, 512, 1024, 2048), 1.6)}
 BARRIER_US, HOST_US = 2.2, 12
+# What an exchange of so many tokens may take, as a ratio to that of two ranks of the same machine.
+GROWTH_SLOT, GROWTH = 32, 1.6
 
 
 def verdict(wanted, reached):
@@ -64,5 +59,23 @@ for case in product:
         print(f"{case['way']:>8} {case['slot']:>5} | {case['graph_us']:>8.2f} {case['host_us']:>6.1f} {case['eager_us']:>7.1f} | {pull['graph_us']:>10.2f} "
               f"{pull['eager_us']:>7.1f} {ratios[PULL]:>5.2f}x | {nccl['graph_us']:>8.2f} {ratios[NCCL]:>5.2f}x   {'   '.join(notes)}")
         cases.append(dict(case, peers={name: peer[name, case["slot"]] for name in ratios}, ratios=ratios))
+
+took = {(case["way"], case["slot"]): case["graph_us"] for case in product if "slot" in case}
+growth = None
+if head["world"] > 2 and ("chosen", GROWTH_SLOT) in took:
+    two = lines([program, rows, *arguments, "--ranks", "2", "--ways", "chosen"])
+    of_two = next(case["graph_us"] for case in two if case.get("slot") == GROWTH_SLOT)
+    growth = dict(slot=GROWTH_SLOT, of_two_us=of_two, ratio=took["chosen", GROWTH_SLOT] / of_two, product=two)
+    print(f"From 2 to {head['world']} ranks at {GROWTH_SLOT} tokens: {of_two:.2f} to {took['chosen', GROWTH_SLOT]:.2f}: {growth['ratio']:.2f}x   "
+          + verdict(f"<= {GROWTH}", growth["ratio"] <= GROWTH))
+
+if {"chosen", "barrier"} <= {way for way, _ in took}:
+    print()
+    body = []
+    for slot in sorted({slot for _, slot in took}):
+        push, pull, nccl = took["chosen", slot], peer[PULL, slot]["graph_us"], peer[NCCL, slot]["graph_us"]
+        body.append([f"{slot:,}", three_digits(push), three_digits(took["barrier", slot]), three_digits(pull), f"{pull / push:.2f}", three_digits(nccl), f"{nccl / push:.2f}"])
+    table(["tokens a rank", "`Push`", "`Barrier`", "2 barriers", "ratio", "NCCL", "ratio"], body)
+
 with open(path, "w") as out:
-    json.dump(dict(machine=head, cases=cases, product=product, peers=peers), out, indent=1)
+    json.dump(dict(machine=head, cases=cases, growth=growth, product=product, peers=peers), out, indent=1)

@@ -1,23 +1,13 @@
 #!/usr/bin/env python3
 """Lookups and hashes beside their peers: prints what both took and the ratios, and writes all of it to JSON.
 usage: lookups.py JSON DEVICE_GIB PINNED_GIB     needs PyTorch with Triton for the peers."""
-import json, os, subprocess, sys
+import json, os, sys
+
+from figures import lines
 
 here = os.path.dirname(os.path.abspath(__file__))
 sizes = sys.argv[2:4]
 text = os.path.join(here, "text.i32")
-
-
-def lines(command):
-    print("$", " ".join(command), file=sys.stderr, flush=True)
-    found = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if line.startswith("{"):
-                found.append(json.loads(line))
-    if process.returncode != 0:
-        sys.exit(f"{command[0]} failed with {process.returncode}")
-    return found
 
 
 # A process a case: memory that another table has given back is slower.

@@ -75,7 +75,7 @@ impl Rank {
         self.launch.world
     }
 
-    /// Whether ranks take turns on a device: then an exchange takes some time slices of each, tens of milliseconds.
+    /// Whether ranks take turns on a device: then an exchange takes some time slices of each, milliseconds every one.
     pub(crate) fn takes_turns(&self) -> bool {
         self.spread != Spread::Each && self.launch.world > 1
     }

@@ -54,6 +54,19 @@ pub enum Error {
         /// The format expected, with its row width.
         expected: String,
     },
+    /// Rows that a table would wake with have NaN, while it was promised to stay without (`Table::keep_free_of_nan`).
+    #[error(
+        "row {row} of the source has NaN, but an exchange counts on rows {start}..{end} being free of it: wake the table with such rows, or \
+         drop the exchange first and create a new one afterwards"
+    )]
+    Nan {
+        /// A row with NaN.
+        row: u64,
+        /// The table's first row.
+        start: u64,
+        /// One past the table's last row.
+        end: u64,
+    },
     /// An output form that the table's format cannot give.
     #[error("a {format} table cannot give {output} rows: {why}")]
     Output {

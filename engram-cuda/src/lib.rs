@@ -13,6 +13,7 @@ mod gather;
 mod ids;
 pub mod kernels;
 mod load;
+mod nan;
 mod plan;
 mod prefetch_state;
 
@@ -68,6 +69,8 @@ pub use hash::{DeviceBatch, Hasher};
 pub use lookup::{Lookup, LookupOptions};
 #[cfg(feature = "cuda")]
 pub use memory::{DeviceBuffer, PinnedBuffer, Plain, RegisteredMemory};
+#[cfg(feature = "cuda")]
+pub use nan::FreeOfNan;
 #[cfg(feature = "fault-injection")]
 pub use prefetch::Dependency;
 #[cfg(feature = "cuda")]

@@ -1,11 +1,10 @@
 //! Reading a table's rows to where they will live, on several threads, looking for NaN on the way.
 
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, OnceLock, mpsc};
 
-use engram_ple::TableSource;
+use engram_ple::{TableFormat, TableSource};
 
 use crate::error::Error;
 use crate::plan;
@@ -28,8 +27,8 @@ pub(crate) trait Destination {
     fn finish(&mut self) -> Result<(), Error>;
 }
 
-/// Loads `rows` of the source in pieces of `piece` rows, each thread through a destination of its own. Returns whether no row has a NaN
-/// among its values or scales.
+/// Loads `rows` of the source in pieces of `piece` rows, each thread through a destination of its own. Returns a row that has a NaN
+/// among its values or scales, if there is one.
 ///
 /// `progress` is called on this thread. The first error ends the load.
 pub(crate) fn load<D: Destination>(
@@ -39,10 +38,10 @@ pub(crate) fn load<D: Destination>(
     threads: usize,
     destination: impl Fn() -> Result<D, Error> + Sync,
     progress: &mut dyn FnMut(Progress),
-) -> Result<bool, Error> {
+) -> Result<Option<u64>, Error> {
     let total = rows.end - rows.start;
     let pieces = Mutex::new(plan::chunks(total, piece));
-    let clean = AtomicBool::new(true);
+    let nan = OnceLock::new();
     let stop = AtomicBool::new(false);
     let work = |report: &mpsc::Sender<u64>| -> Result<(), Error> {
         let mut destination = destination()?;
@@ -53,8 +52,10 @@ pub(crate) fn load<D: Destination>(
             let count = at.end - at.start;
             destination.put(at, &mut |out| {
                 source.read_range(asked.clone(), out)?;
-                if clean.load(Ordering::Relaxed) && source.format().has_nan(out) {
-                    clean.store(false, Ordering::Relaxed);
+                if nan.get().is_none()
+                    && let Some(row) = first_nan(source.format(), out)
+                {
+                    let _ = nan.set(asked.start + row);
                 }
                 Ok(())
             })?;
@@ -89,13 +90,23 @@ pub(crate) fn load<D: Destination>(
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    Ok(clean.into_inner())
+    Ok(nan.into_inner())
+}
+
+/// The first of packed rows that has a NaN.
+fn first_nan(format: &TableFormat, rows: &[u8]) -> Option<u64> {
+    // Nearly always there is none, which is found out faster for all rows at once.
+    if !format.has_nan(rows) {
+        return None;
+    }
+    let row = rows.chunks(format.row_bytes()).position(|row| format.has_nan(row));
+    row.map(|row| row as u64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engram_ple::{FormatKind, MemorySource, SourceError, SynthSource, TableFormat};
+    use engram_ple::{FormatKind, MemorySource, SourceError, SynthSource};
 
     /// Rows in a plain vector that all threads write into.
     struct Shelf<'a>(&'a Mutex<Vec<u8>>, usize);
@@ -114,12 +125,12 @@ mod tests {
         }
     }
 
-    fn shelf(source: &dyn TableSource, rows: Range<u64>) -> (Result<bool, Error>, Vec<u8>, Vec<Progress>) {
+    fn shelf(source: &dyn TableSource, rows: Range<u64>) -> (Result<Option<u64>, Error>, Vec<u8>, Vec<Progress>) {
         let row_bytes = source.format().row_bytes();
         let store = Mutex::new(vec![0xaa; usize::try_from(rows.end - rows.start).unwrap() * row_bytes]);
         let mut seen = Vec::new();
-        let clean = load(source, rows, 7, 3, || Ok(Shelf(&store, row_bytes)), &mut |progress| seen.push(progress));
-        (clean, store.into_inner().unwrap(), seen)
+        let nan = load(source, rows, 7, 3, || Ok(Shelf(&store, row_bytes)), &mut |progress| seen.push(progress));
+        (nan, store.into_inner().unwrap(), seen)
     }
 
     #[test]
@@ -128,22 +139,22 @@ mod tests {
         let source = SynthSource::new(format.clone(), 1, 0, 1000);
         let mut expected = vec![0; 123 * format.row_bytes()];
         source.read_range(500..623, &mut expected).unwrap();
-        let (clean, rows, seen) = shelf(&source, 500..623);
-        assert!(clean.unwrap());
+        let (nan, rows, seen) = shelf(&source, 500..623);
+        assert_eq!(nan.unwrap(), None);
         assert_eq!(rows, expected);
         assert_eq!(seen.last(), Some(&Progress { rows_done: 123, rows: 123 }));
         assert!(seen.windows(2).all(|pair| pair[0].rows_done < pair[1].rows_done));
     }
 
     #[test]
-    fn a_nan_code_or_a_nan_scale_anywhere_is_seen() {
+    fn a_nan_code_or_a_nan_scale_anywhere_is_found() {
         let format = TableFormat::new(FormatKind::E4m3E8m0x32, 64, None).unwrap();
-        for (byte, value) in [(66 * 29, 0x7f), (66 * 30 - 3, 0xff), (66 * 12 + 64, 0xff)] {
+        for (byte, value, row) in [(66 * 29, 0x7f, 29), (66 * 30 - 3, 0xff, 29), (66 * 12 + 64, 0xff, 12)] {
             let mut bytes = vec![0x11; 66 * 30];
-            let clean = shelf(&MemorySource::new(format.clone(), bytes.clone()).unwrap(), 0..30).0.unwrap();
-            assert!(clean);
+            let found = |bytes| shelf(&MemorySource::new(format.clone(), bytes).unwrap(), 2..30).0.unwrap();
+            assert_eq!(found(bytes.clone()), None);
             bytes[byte] = value;
-            assert!(!shelf(&MemorySource::new(format.clone(), bytes).unwrap(), 0..30).0.unwrap(), "byte {byte}");
+            assert_eq!(found(bytes), Some(row), "byte {byte}");
         }
     }
 

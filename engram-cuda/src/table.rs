@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use engram_ple::{TableFormat, TableSource};
 
@@ -14,6 +14,7 @@ use crate::gather::{HostRows, HostTable};
 use crate::kernels;
 use crate::load::{self, Destination, Progress};
 use crate::memory::{DeviceBuffer, HostMemory, PinnedBuffer, to_usize};
+use crate::nan::{FreeOfNan, Proof};
 use crate::plan;
 use crate::stream::{Event, Stream};
 
@@ -44,9 +45,10 @@ struct Inner {
     format: TableFormat,
     rows: Range<u64>,
     placement: Placement,
-    /// Proven while loading; false where nobody looked.
-    free_of_nan: AtomicBool,
+    free_of_nan: Proof,
     asleep: AtomicBool,
+    /// Going to sleep and waking take turns.
+    turn: Mutex<()>,
     store: RwLock<Store>,
     /// Entries of lookups that name this table on the device.
     entries: Mutex<Vec<Weak<Entry>>>,
@@ -187,8 +189,9 @@ impl Table {
                 format,
                 rows,
                 placement,
-                free_of_nan: AtomicBool::new(false),
+                free_of_nan: Proof::default(),
                 asleep: AtomicBool::new(false),
+                turn: Mutex::new(()),
                 store: RwLock::new(store),
                 entries: Mutex::new(Vec::new()),
             }),
@@ -223,7 +226,14 @@ impl Table {
     /// where nobody looked: borrowed memory, and sources that are read in place.
     #[must_use]
     pub fn is_free_of_nan(&self) -> bool {
-        self.inner.free_of_nan.load(Ordering::Relaxed)
+        self.inner.free_of_nan.holds()
+    }
+
+    /// A promise that the table [is free of NaN](Table::is_free_of_nan) and stays so, if it is: as long as it is held, [`Table::wake`] refuses rows
+    /// with NaN.
+    #[must_use]
+    pub fn keep_free_of_nan(&self) -> Option<FreeOfNan> {
+        self.inner.free_of_nan.keep()
     }
 
     /// Whether the memory was given back by [`Table::sleep`].
@@ -232,32 +242,58 @@ impl Table {
         self.inner.asleep.load(Ordering::Acquire)
     }
 
-    /// Gives the table's memory back. Waits for the device; calls meanwhile are refused with [`Error::Asleep`], and replays of captured
-    /// lookups find no rows.
+    /// Gives the table's memory back, after the device has done what was enqueued before. From then on calls are refused with
+    /// [`Error::Asleep`], and replays of captured lookups find no rows.
     ///
     /// # Errors
     /// [`Error::Invalid`] for borrowed memory and sources, which are not this table's to give; [`Error::Driver`].
     pub fn sleep(&self) -> Result<(), Error> {
-        let inner = &*self.inner;
-        let mut store = inner.store.write().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*store, Store::Borrowed { .. } | Store::Source(_)) {
+        let _turn = self.turn();
+        if matches!(*self.store(), Store::Borrowed { .. } | Store::Source(_)) {
             return Err(Error::Invalid { what: "sleep", why: "the table does not own its memory".to_owned() });
         }
-        if inner.asleep.swap(true, Ordering::AcqRel) {
+        if self.is_asleep() {
             return Ok(());
         }
-        for entry in self.entries() {
-            entry.write(kernels::Table {
-                values: 0,
-                scales: 0,
-                value_stride: 0,
-                scale_stride: 0,
-                first: 0,
-                rows: 0,
-            })?;
+        // What was enqueued before still finds its rows.
+        self.inner.device.synchronize()?;
+        self.inner.asleep.store(true, Ordering::Release);
+        self.give_back()
+    }
+
+    /// Takes memory again and loads the table's rows from the source, which has the format that the first one had. Lookups, prefetchers and
+    /// captured graphs go on as before.
+    ///
+    /// # Errors
+    /// As [`Table::load`], [`Error::FormatMismatch`], and [`Error::Nan`] for rows with NaN where the table was
+    /// [promised](Table::keep_free_of_nan) to have none. After an error the table is still asleep, without memory.
+    pub fn wake(&self, source: &dyn TableSource) -> Result<(), Error> {
+        let inner = &*self.inner;
+        check_rows(&inner.rows, source.rows())?;
+        if source.format() != &inner.format {
+            return Err(format_mismatch("the source that wakes a table", source.format(), &inner.format));
         }
-        // What was enqueued before the entries were emptied has to end before the memory goes.
+        let _turn = self.turn();
+        if !self.is_asleep() {
+            return Ok(());
+        }
+        if let Err(error) = self.take_back(source) {
+            // The error that is told is the first one.
+            let _ = self.give_back();
+            return Err(error);
+        }
+        inner.asleep.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Empties the entries and gives the memory back.
+    fn give_back(&self) -> Result<(), Error> {
+        let inner = &*self.inner;
+        let nothing = kernels::Table { values: 0, scales: 0, value_stride: 0, scale_stride: 0, first: 0, rows: 0 };
+        self.entries().iter().try_for_each(|entry| entry.write(nothing))?;
+        // What was enqueued while the entries were emptied has to end before the memory goes.
         inner.device.synchronize()?;
+        let mut store = inner.store.write().unwrap_or_else(PoisonError::into_inner);
         match &mut *store {
             Store::Device(_) => *store = Store::Nothing,
             Store::Pinned(memory) => memory.give_back(),
@@ -267,20 +303,9 @@ impl Table {
         Ok(())
     }
 
-    /// Takes memory again and loads the table's rows from the source, which has the format that the first one had. Lookups, prefetchers and
-    /// captured graphs go on as before.
-    ///
-    /// # Errors
-    /// As [`Table::load`], and [`Error::FormatMismatch`]. After an error the table is still asleep.
-    pub fn wake(&self, source: &dyn TableSource) -> Result<(), Error> {
+    /// Takes memory, loads the rows into it, and enters it where lookups find it.
+    fn take_back(&self, source: &dyn TableSource) -> Result<(), Error> {
         let inner = &*self.inner;
-        check_rows(&inner.rows, source.rows())?;
-        if source.format() != &inner.format {
-            return Err(format_mismatch("the source that wakes a table", source.format(), &inner.format));
-        }
-        if !self.is_asleep() {
-            return Ok(());
-        }
         {
             let mut store = inner.store.write().unwrap_or_else(PoisonError::into_inner);
             match &mut *store {
@@ -293,11 +318,7 @@ impl Table {
             }
         }
         self.fill(source, &mut |_| {})?;
-        for entry in self.entries() {
-            entry.write(self.device_table())?;
-        }
-        inner.asleep.store(false, Ordering::Release);
-        Ok(())
+        self.entries().iter().try_for_each(|entry| entry.write(self.device_table()))
     }
 
     fn fill(&self, source: &dyn TableSource, progress: &mut dyn FnMut(Progress)) -> Result<(), Error> {
@@ -305,7 +326,7 @@ impl Table {
         let row_bytes = inner.format.row_bytes();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(16);
         let store = self.store();
-        let clean = match &*store {
+        let nan = match &*store {
             Store::Device(memory) => {
                 // Two buffers a thread: one is read into while the other is copied to the device.
                 let budget = (LOAD_BUDGET / (2 * threads as u64)).min(LOAD_PIECE);
@@ -324,10 +345,10 @@ impl Table {
                 let piece = plan::rows_within(LOAD_PIECE, row_bytes);
                 load::load(source, inner.rows.clone(), piece, threads, destination, progress)?
             }
-            Store::Source(_) | Store::Borrowed { .. } | Store::Nothing => false,
+            Store::Source(_) | Store::Borrowed { .. } | Store::Nothing => return Ok(()),
         };
-        inner.free_of_nan.store(clean, Ordering::Relaxed);
-        Ok(())
+        let Range { start, end } = inner.rows;
+        inner.free_of_nan.loaded(nan).map_err(|row| Error::Nan { row, start, end })
     }
 
     /// Registers a lookup's entry and writes it.
@@ -342,6 +363,10 @@ impl Table {
     fn entries(&self) -> Vec<Arc<Entry>> {
         let entries = self.inner.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.inner.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn store(&self) -> RwLockReadGuard<'_, Store> {

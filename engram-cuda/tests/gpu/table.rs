@@ -76,12 +76,11 @@ fn a_table_sleeps_and_wakes_under_a_captured_lookup() {
         for _ in 0..3 {
             // SAFETY: all that the graph uses lives.
             unsafe { graph.launch(stream.as_ref()) }.unwrap();
-            stream.synchronize().unwrap();
-            out.assert(&expected);
-
             let (free, _) = device().memory().unwrap();
             table.sleep().unwrap();
             table.sleep().unwrap();
+            // The launch was before.
+            out.assert(&expected);
             if placement == Placement::Device {
                 assert!(device().memory().unwrap().0 >= free + 30_000_000, "memory came back");
             }
@@ -105,4 +104,43 @@ fn a_table_sleeps_and_wakes_under_a_captured_lookup() {
     let borrowed = unsafe { Table::borrow(device(), format, memory.address(), None, 0..10) }.unwrap();
     assert!(matches!(borrowed.sleep(), Err(Error::Invalid { .. })));
     assert_eq!(source.rows(), 200_000);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_promise_to_stay_free_of_nan_is_kept_by_waking() {
+    let format = format(FormatKind::E4m3E8m0x32, 64);
+    let (rows, row_bytes) = (300_000, format.row_bytes());
+    let clean = MemorySource::new(format.clone(), vec![0x11; rows * row_bytes]).unwrap();
+    let mut bytes = clean.packed().to_vec();
+    bytes[200_000 * row_bytes + 5] = 0x7f;
+    let unclean = MemorySource::new(format.clone(), bytes).unwrap();
+    let part = 100_000..300_000;
+    for placement in [Placement::Device, Placement::Pinned, Placement::Staged] {
+        let load = |source: &MemorySource| Table::load(device(), source, part.clone(), placement).unwrap();
+        assert!(load(&unclean).keep_free_of_nan().is_none());
+        let table = load(&clean);
+        let promise = table.keep_free_of_nan().unwrap();
+        let (free, _) = device().memory().unwrap();
+        table.sleep().unwrap();
+        for _ in 0..2 {
+            let error = table.wake(&unclean).unwrap_err();
+            assert!(matches!(error, Error::Nan { row: 200_000, start: 100_000, end: 300_000 }), "{error}");
+            assert!(table.is_asleep() && table.is_free_of_nan());
+            if placement == Placement::Device {
+                assert!(device().memory().unwrap().0 >= free + 10_000_000, "memory came back");
+            }
+        }
+        table.wake(&clean).unwrap();
+        let ids = [100_000, 200_000, 299_999];
+        let mut lookup = Lookup::new(std::slice::from_ref(&table), 3, &LookupOptions::default()).unwrap();
+        let out = poisoned(&format, 1, 3, RowForm::Packed, 1);
+        run(&mut lookup, &view(&upload(&ids), IdType::I32, 1, 1, 3), &out.output()).unwrap();
+        out.assert(&reference(&[(&clean, part.clone())], &ids, 3, RowForm::Packed, (1, 1), POISON));
+
+        drop(promise);
+        table.sleep().unwrap();
+        table.wake(&unclean).unwrap();
+        assert!(!table.is_free_of_nan());
+    }
 }

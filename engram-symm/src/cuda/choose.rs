@@ -44,6 +44,11 @@ impl Choice {
         Self { ways: vec![Way { push, blocks }], measured: Vec::new(), line_tokens: 0 }
     }
 
+    /// Whether some slot may be pushed like this.
+    pub(super) fn has(&self, push: Push) -> bool {
+        self.ways.iter().any(|way| way.push == push)
+    }
+
     /// The way for a slot: the fastest at the measured slot that is nearest, as a ratio, of those that do for the slot itself.
     #[must_use]
     pub fn way(&self, slot: u32) -> Way {

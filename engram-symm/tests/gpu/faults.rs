@@ -466,34 +466,62 @@ impl TableSource for NanRows {
 
 #[test]
 #[ignore = "needs a CUDA device"]
-fn a_table_that_wakes_with_nan_does_not_go_by_lines() {
-    everywhere("faults::a_table_that_wakes_with_nan_does_not_go_by_lines", |rank| {
+fn tables_wake_without_nan_as_long_as_they_go_by_unmarked_lines() {
+    everywhere("faults::tables_wake_without_nan_as_long_as_they_go_by_unmarked_lines", |rank| {
         let mut group = rank.group("nan");
-        // A column for each of eight ranks: all of them have NaN then, and refuse.
-        let shape = Shape::new(group.world(), 8);
-        let load = |layer| {
-            let (source, rows) = (shape.table(layer), shape.owned(layer, rank.number()));
-            Table::load(device(), &source, rows, Placement::Device).unwrap()
-        };
-        let tables: Vec<_> = (0..shape.layers).map(load).collect();
-        let mut options = Options::default();
-        options.push = Some(Push::Lines);
-        let mut exchange = Exchange::create(&mut group, device(), "nan", shape.config(), &tables, &options).unwrap();
-        let ids = DeviceBuffer::from_slice(device(), &shape.ids(rank.number(), 1, TOKENS)).unwrap();
-        let ids = Ids::new(&ids, IdShape::dense(IdType::I32, TOKENS, shape.layers, shape.columns)).unwrap();
-        let stream = Stream::new(device()).unwrap();
-        exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap();
-        stream.synchronize().unwrap();
-        exchange.check().unwrap();
-
-        tables[1].sleep().unwrap();
-        tables[1].wake(&NanRows { format: shape.format(1), rows: shape.rows(1) }).unwrap();
-        let refused = exchange.run(&ids, shape.capacity, Algorithm::Push, stream.as_ref()).unwrap_err();
-        assert!(matches!(&refused, Error::Invalid { what, .. } if what == "table of layer 1"), "{refused}");
-        exchange.run(&ids, shape.capacity, Algorithm::Barrier, stream.as_ref()).unwrap();
-        stream.synchronize().unwrap();
-        exchange.check().unwrap();
-        exchange.close().unwrap();
+        wakes_without_nan(&mut group, Some(Push::Lines), true);
+        wakes_without_nan(&mut group, None, true);
+        wakes_without_nan(&mut group, Some(Push::Flags), false);
         group.close().unwrap();
     });
+}
+
+/// Whether an exchange that pushes like this holds its tables to what they were, and goes on when they wake.
+fn wakes_without_nan(group: &mut Group, push: Option<Push>, held: bool) {
+    // A column for each of eight ranks: all of them have rows then.
+    let shape = Shape { deadline: Duration::from_secs(20), ..Shape::new(group.world(), 8) };
+    let load = |layer| {
+        let (source, rows) = (shape.table(layer), shape.owned(layer, group.rank()));
+        Table::load(device(), &source, rows, Placement::Device).unwrap()
+    };
+    let tables: Vec<_> = (0..shape.layers).map(load).collect();
+    let table = tables[1].clone();
+    let mut options = Options::default();
+    options.push = push;
+    let exchange = Exchange::create(group, device(), "nan", shape.config(), &tables, &options).unwrap();
+    let values = shape.ids(group.rank(), 1, TOKENS);
+    let ids = DeviceBuffer::from_slice(device(), &values).unwrap();
+    let stream = Stream::new(device()).unwrap();
+    let mut subject =
+        Subject { graph: None, exchange, algorithm: Algorithm::Push, shape, ids, values, stream, _tables: Vec::new() };
+    subject.capture();
+    subject.enqueue();
+    subject.is_right();
+
+    let unclean = NanRows { format: subject.shape.format(1), rows: subject.shape.rows(1) };
+    let clean = subject.shape.table(1);
+    table.sleep().unwrap();
+    if held {
+        let error = table.wake(&unclean).unwrap_err();
+        assert!(matches!(error, engram_cuda::Error::Nan { .. }), "{error}");
+        assert!(table.is_asleep());
+        let refused = subject.call().unwrap_err();
+        assert!(matches!(&refused, Error::Invalid { what, .. } if what == "table of layer 1"), "{refused}");
+    } else {
+        // By flags any rows arrive.
+        table.wake(&unclean).unwrap();
+        subject.enqueue();
+        subject.outcome().unwrap();
+        table.sleep().unwrap();
+    }
+    table.wake(&clean).unwrap();
+    // No call comes between, which could look at the tables.
+    subject.enqueue();
+    subject.is_right();
+
+    drop(subject.graph);
+    subject.exchange.close().unwrap();
+    table.sleep().unwrap();
+    table.wake(&unclean).unwrap();
+    assert!(!table.is_free_of_nan());
 }

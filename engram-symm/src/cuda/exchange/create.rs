@@ -5,7 +5,7 @@ use std::ops::Range;
 use engram_core::Ownership;
 use engram_cuda::kernels::Divisor;
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
-use engram_cuda::{Device, DeviceBuffer, Stream, Table};
+use engram_cuda::{Device, DeviceBuffer, FreeOfNan, Stream, Table};
 
 use super::{Exchange, Options, Push, narrow};
 use crate::cuda::choose::Plan;
@@ -63,7 +63,8 @@ impl Exchange {
         } else {
             peer_access(group, device)?
         };
-        let (agreed, rows) = agree(group, device, access, tables, options)?;
+        let free_of_nan: Option<Vec<FreeOfNan>> = tables.iter().map(Table::keep_free_of_nan).collect();
+        let (agreed, rows) = agree(group, device, access, tables, free_of_nan.is_some(), options)?;
         let layout = Layout::new(&config, world, agreed);
         let layout = group.agree(Step::Register, layout)?;
         if options.push == Some(Push::Lines) && layout.line_tokens < config.capacity {
@@ -75,6 +76,9 @@ impl Exchange {
         let mut exchange = group.agree(Step::Publish, built)?;
         let plan = exchange.plan(options);
         exchange.choice = plan.measure(&mut exchange, group, &rows)?;
+        if !agreed.marked && exchange.choice.has(Push::Lines) {
+            exchange._free_of_nan = free_of_nan.unwrap_or_default();
+        }
         exchange.last_slot = 0;
         Ok(exchange)
     }
@@ -145,6 +149,7 @@ impl Exchange {
             barrier: Module::load(device, &BARRIER).map_err(cuda)?,
             push: Module::load(device, &PUSH).map_err(cuda)?,
             tables,
+            _free_of_nan: Vec::new(),
             report,
             asleep: false,
             last_slot: 0,
@@ -173,12 +178,13 @@ fn agree(
     device: &Device,
     access: PeerAccess,
     tables: &[Table],
+    free_of_nan: bool,
     options: &Options,
 ) -> Result<(Agreed, Vec<Vec<Range<u64>>>)> {
     let all = device.multiprocessors();
     let own = Traits {
         blocks: options.multiprocessors.unwrap_or(all).clamp(1, all),
-        free_of_nan: tables.iter().all(Table::is_free_of_nan),
+        free_of_nan,
         rows: tables.iter().map(Table::rows).collect(),
     };
     let own = serde_json::to_vec(&own).expect("plain data has a JSON form");

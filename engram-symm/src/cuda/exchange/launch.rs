@@ -7,7 +7,6 @@ use super::{Exchange, Push, narrow};
 use crate::Result;
 use crate::cuda::choose::Way;
 use crate::cuda::kernels::{self, LINE_TILE, THREADS, TILE, WARP};
-use crate::exchange::invalid;
 use crate::protocol::Operation;
 
 impl Exchange {
@@ -43,17 +42,6 @@ impl Exchange {
             self_tile: (tile * 4).min(LINE_TILE),
             ..param
         };
-        // A table that is loaded again may have what serves as the mark.
-        if push == Push::Lines
-            && !self.agreed.marked
-            && let Some(layer) = self.tables.handles().iter().position(|table| !table.is_free_of_nan())
-        {
-            return Err(invalid(
-                &format!("table of layer {layer}"),
-                &"one with NaN",
-                "free of NaN, as it was at first",
-            ));
-        }
         let entry = match push {
             Push::Lines if self.agreed.marked => "push_lines_marked",
             Push::Lines if param.is_plain() => "push_lines_plain",

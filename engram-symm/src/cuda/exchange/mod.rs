@@ -4,7 +4,7 @@ mod create;
 mod launch;
 
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
-use engram_cuda::{Device, DeviceBuffer, DeviceView, IdType, Ids, Stream, StreamRef, Table};
+use engram_cuda::{Device, DeviceBuffer, DeviceView, FreeOfNan, IdType, Ids, Stream, StreamRef, Table};
 
 use super::Segments;
 use super::choose::Choice;
@@ -46,9 +46,12 @@ pub struct Options {
 /// ranks make the same calls in the same order. Eager calls are ordered by the exchange, whichever stream they come from; graphs of one exchange
 /// must not overlap, which is found and reported.
 ///
-/// Tables lie in device or pinned memory. A fault is written to a word of the host's; [`check`](Self::check) reads it without waiting, and each
-/// later call fails by it. The exchange that failed leaves zero rows; graphs that are replayed afterwards leave the outputs as they find them, so
-/// that their rows count only while [`check`](Self::check) finds nothing.
+/// Tables lie in device or pinned memory. Where [`Push::Lines`] counts on them to be free of NaN, they stay so as long as the exchange lives:
+/// [`Table::wake`] refuses other rows.
+///
+/// A fault is written to a word of the host's; [`check`](Self::check) reads it without waiting, and each later call fails by it. The exchange that
+/// failed leaves zero rows; graphs that are replayed afterwards leave the outputs as they find them, so that their rows count only while
+/// [`check`](Self::check) finds nothing.
 #[derive(Debug)]
 pub struct Exchange {
     device: Device,
@@ -61,6 +64,8 @@ pub struct Exchange {
     barrier: Module,
     push: Module,
     tables: TableArray,
+    /// What rows that go by lines without marks count on, also in graphs: tables that wake keep it.
+    _free_of_nan: Vec<FreeOfNan>,
     report: MappedWords,
     /// Whether the data sleeps.
     asleep: bool,

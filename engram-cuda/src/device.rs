@@ -122,6 +122,17 @@ impl Device {
         Ok(peer == self.inner.handle || driver::can_access_peer(self.inner.handle, peer)?)
     }
 
+    /// Whether the path from this device to the one with that ordinal carries atomic operations, as NVLink does and PCIe does not. To itself it
+    /// has them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn has_native_atomics(&self, ordinal: u32) -> Result<bool, Error> {
+        const NATIVE_ATOMICS: c_int = 3;
+        let peer = driver::device(c_int::try_from(ordinal).unwrap_or(c_int::MAX))?;
+        Ok(peer == self.inner.handle || driver::peer_attribute(NATIVE_ATOMICS, self.inner.handle, peer)? != 0)
+    }
+
     /// Whether memory of this device can be shared with other processes by descriptor. Tried out with a small allocation.
     ///
     /// # Errors

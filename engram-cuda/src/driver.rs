@@ -89,6 +89,15 @@ pub(crate) fn can_access_peer(device: sys::CUdevice, peer: sys::CUdevice) -> Res
     Ok(can? != 0)
 }
 
+/// What the path from one device to another one has.
+pub(crate) fn peer_attribute(attribute: c_int, device: sys::CUdevice, peer: sys::CUdevice) -> Result<c_int> {
+    obtain!(
+        c_int,
+        cuDeviceGetP2PAttribute(attribute, device, peer),
+        "asking attribute {attribute} of the path from device {device} to device {peer}"
+    )
+}
+
 /// # Safety
 /// Each retain is matched by at most one [`release_primary_context`].
 pub(crate) unsafe fn retain_primary_context(device: sys::CUdevice) -> Result<sys::CUcontext> {

@@ -182,4 +182,11 @@ fn devices_are_found_by_their_uuid() {
     assert_eq!(Device::find([0; 16]).unwrap(), None);
     assert!(device().can_access_peer(0).unwrap());
     assert!(matches!(device().can_access_peer(1000), Err(Error::Driver(_))));
+    assert!(device().has_native_atomics(0).unwrap());
+    assert!(matches!(device().has_native_atomics(1000), Err(Error::Driver(_))));
+    for ordinal in 1..Device::count().unwrap() {
+        // Atomics are a way to access memory.
+        let atomics = device().has_native_atomics(ordinal).unwrap();
+        assert!(!atomics || device().can_access_peer(ordinal).unwrap(), "device {ordinal}");
+    }
 }

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::fs;
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use super::group::Group;
-use super::mesh::unreadable;
 use crate::error::{Error, Result, Step};
 
 /// A rank's memory and what it reaches, as its backend knows it.
@@ -186,15 +185,6 @@ impl Group {
         let refusals: Vec<Vec<Option<Refusal>>> = self.gather_values(Step::PeerAccess, &refusals)?;
         let devices: Vec<Device> = places.iter().map(|place| place.device).collect();
         decide(&devices, &refusals, self.one_node())
-    }
-
-    /// Gathers a value of the same type from every rank.
-    fn gather_values<T: Serialize + DeserializeOwned>(&mut self, step: Step, own: &T) -> Result<Vec<T>> {
-        let own = serde_json::to_vec(own).expect("plain data has a JSON form");
-        let parse = |(rank, value): (usize, Vec<u8>)| {
-            serde_json::from_slice(&value).map_err(|_| unreadable(rank, step, "not a value of this step"))
-        };
-        self.gather(step, &own)?.into_iter().enumerate().map(parse).collect()
     }
 }
 

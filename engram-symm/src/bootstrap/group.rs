@@ -4,6 +4,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Serialize, de::DeserializeOwned};
+
 use super::deadline::Deadline;
 use super::mesh::{Mesh, Part, os, unreadable};
 use super::store;
@@ -213,6 +215,15 @@ impl Group {
     #[must_use]
     pub fn one_node(&self) -> bool {
         self.one_node
+    }
+
+    /// Gathers a value of the same type from every rank.
+    pub(crate) fn gather_values<T: Serialize + DeserializeOwned>(&mut self, step: Step, own: &T) -> Result<Vec<T>> {
+        let own = serde_json::to_vec(own).expect("plain data has a JSON form");
+        let parse = |(rank, value): (usize, Vec<u8>)| {
+            serde_json::from_slice(&value).map_err(|_| unreadable(rank, step, "not a value of this step"))
+        };
+        self.gather(step, &own)?.into_iter().enumerate().map(parse).collect()
     }
 
     pub(crate) fn gather(&mut self, step: Step, own: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -134,15 +134,10 @@ impl Plan {
         };
         let own: Result<Vec<Vec<Option<f64>>>> =
             self.slots.iter().map(|&slot| self.ways.iter().map(|&way| timed(slot, way)).collect()).collect();
-        let own = serde_json::to_vec(&group.agree(Step::Gather, own)?).expect("numbers have a JSON form");
+        let own = group.agree(Step::Gather, own)?;
         let mut measured: Vec<Measured> =
             self.slots.iter().map(|&slot| Measured { slot, us: vec![0.0; self.ways.len()] }).collect();
-        for (rank, theirs) in group.all_gather(&own)?.iter().enumerate() {
-            let theirs: Vec<Vec<Option<f64>>> = serde_json::from_slice(theirs).map_err(|error| Error::Unreadable {
-                rank,
-                step: Step::Gather,
-                found: error.to_string(),
-            })?;
+        for theirs in group.gather_values(Step::Gather, &own)? {
             for (measured, theirs) in measured.iter_mut().zip(theirs) {
                 for (slowest, us) in measured.us.iter_mut().zip(theirs) {
                     *slowest = slowest.max(us.unwrap_or(f64::INFINITY));

@@ -235,6 +235,9 @@ mod tests {
         let through_host = of(&mx, 2, Agreed { direct: false, lines: false, ..AGREED });
         assert_eq!((through_host.straight, through_host.line_tokens), (false, 0));
         assert_eq!(through_host.out_scales, through_host.data_bytes);
+        // Where 16 bytes may not arrive as one, nothing goes by lines either, but all that went straight still does.
+        let split = of(&mx, 2, Agreed { lines: false, ..AGREED });
+        assert_eq!((split.straight, split.line_tokens), (true, 0));
     }
 
     #[test]
@@ -255,9 +258,9 @@ mod tests {
     proptest! {
         /// Parts follow each other without overlap, each as large as what lies in it, and aligned.
         #[test]
-        fn parts_are_apart(world in 1..9_usize, columns in 1..40_usize, capacity in 1..3000_u32, heads: bool, marked: bool, direct: bool) {
+        fn parts_are_apart(world in 1..9_usize, columns in 1..40_usize, capacity in 1..3000_u32, heads: bool, marked: bool, direct: bool, lines: bool) {
             let config = config(FormatKind::E4m3E8m0x32, heads, world, columns, capacity, Output::Mx);
-            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct });
+            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct && lines });
             let (tokens, across) = (capacity as usize, 2 * columns);
             let row = layout.row;
             let own = if heads { columns.div_ceil(world) } else { columns };

@@ -66,3 +66,28 @@ pub fn peer_access(group: &mut Group, device: &Device) -> Result<PeerAccess> {
     let reach = group.agree(Step::PeerAccess, reach)?;
     group.peer_access(&reach)
 }
+
+/// The first two ranks, if there are such, between whose devices the driver knows no native atomics: what NVLink has and PCIe has not. Collective.
+///
+/// # Errors
+/// [`Error::Cuda`] on all ranks, when one's driver fails.
+pub(super) fn path_without_atomics(group: &mut Group, device: &Device) -> Result<Option<(usize, usize)>> {
+    let (rank, step) = (group.rank(), Step::PeerAccess);
+    let cuda = |error: engram_cuda::Error| Error::cuda(rank, step.to_string(), &error);
+    let uuid = group.agree(step, device.uuid().map_err(cuda))?;
+    let uuids: Vec<[u8; 16]> = group.gather_values(step, &uuid)?;
+    let first_without = || {
+        for (peer, &uuid) in uuids.iter().enumerate() {
+            // Devices that the process does not see are on other nodes, and what leads there, the fabric, is NVLink.
+            if let Some(ordinal) = Device::find(uuid)?
+                && !device.has_native_atomics(ordinal)?
+            {
+                return Ok(Some(peer));
+            }
+        }
+        Ok(None)
+    };
+    let own: Option<usize> = group.agree(step, first_without().map_err(cuda))?;
+    let all = group.gather_values(step, &own)?;
+    Ok(all.into_iter().enumerate().find_map(|(rank, peer)| Some((rank, peer?))))
+}

@@ -24,6 +24,8 @@ pub(crate) fn device() -> &'static Device {
 pub(crate) trait Way: Send {
     const PUSH: Option<Push>;
     const THROUGH_HOST: bool = false;
+    /// As where 16 bytes may not arrive as one.
+    const ONLY_FLAGS: bool = false;
     const PLACEMENT: Placement = Placement::Device;
     /// Tables of which nobody knows whether they have NaN in them, values and scales apart.
     const BORROWED: bool = false;
@@ -34,6 +36,7 @@ pub(crate) struct Lines;
 pub(crate) struct LinesOfOneBlock;
 pub(crate) struct MarkedLines;
 pub(crate) struct Flags;
+pub(crate) struct FlaggedIds;
 pub(crate) struct PinnedFlags;
 pub(crate) struct PinnedLines;
 pub(crate) struct ThroughHost;
@@ -52,6 +55,10 @@ impl Way for MarkedLines {
 }
 impl Way for Flags {
     const PUSH: Option<Push> = Some(Push::Flags);
+}
+impl Way for FlaggedIds {
+    const PUSH: Option<Push> = Some(Push::Flags);
+    const ONLY_FLAGS: bool = true;
 }
 impl Way for PinnedFlags {
     const PUSH: Option<Push> = Some(Push::Flags);
@@ -132,6 +139,7 @@ pub(crate) fn create_as<W: Way>(
     options.push = W::PUSH;
     options.multiprocessors = W::MULTIPROCESSORS;
     options.through_host = W::THROUGH_HOST;
+    options.only_flags = W::ONLY_FLAGS;
     options.epoch = epoch;
     let exchange = Exchange::create(group, device(), name, shape.config(), &tables, &options)?;
     let stride = (shape.layers + GAPS.0 + GAPS.1) * shape.columns + GAPS.2;

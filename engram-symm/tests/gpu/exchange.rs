@@ -1,6 +1,6 @@
 //! The suite on GPUs: ranks are processes, on one device and on a device each.
 
-use crate::backend::{Chosen, Flags, Gpu, Lines, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way};
+use crate::backend::{Chosen, FlaggedIds, Flags, Gpu, Lines, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way};
 use crate::ranks::{Rank, Spread, start};
 use crate::suite::Backend;
 use crate::suite::cases;
@@ -85,6 +85,7 @@ conformance! {
     two_ranks_by_lines: 2, of_two, Lines;
     two_ranks_by_marked_lines: 2, of_two, MarkedLines;
     two_ranks_by_flags: 2, of_two, Flags;
+    two_ranks_with_flagged_ids: 2, of_two, FlaggedIds;
     two_ranks_with_pinned_tables_by_flags: 2, any_world, PinnedFlags;
     two_ranks_with_pinned_tables_by_lines: 2, any_world, PinnedLines;
     two_ranks_through_the_host: 2, any_world, ThroughHost;

@@ -10,7 +10,8 @@ use engram_symm::cuda::{Exchange, Options, Push, peer_access};
 use engram_symm::protocol::{Fault, Phase};
 use engram_symm::{Algorithm, Error, Group, Output, Result};
 
-use crate::backend::{Flags, Lines, LinesOfOneBlock, MarkedLines, ThroughHost, Way, bytes, create, create_as, device};
+use crate::backend::{FlaggedIds, Flags, Lines, LinesOfOneBlock, MarkedLines, ThroughHost, Way};
+use crate::backend::{bytes, create, create_as, device};
 use crate::ranks::{Rank, Spread, die, start, start_with_victim};
 use crate::segments::{fail_next, failed, steps};
 use crate::suite::Pace;
@@ -53,6 +54,7 @@ impl Subject {
             Self::new::<Flags>(group, deadline, Algorithm::Barrier),
             Self::new::<ThroughHost>(group, deadline, Algorithm::Push),
             Self::decoding_by_lines(group, deadline),
+            Self::new::<FlaggedIds>(group, deadline, Algorithm::Push),
         ];
         if replay {
             all.iter_mut().for_each(Self::capture);
@@ -356,17 +358,57 @@ fn another_order_of_names_is_told_to_all() {
             let all = group.all_gather(text.as_bytes()).unwrap();
             assert_eq!(all[0], all[1]);
         }
-        // So is what only one of them shares through the host.
-        let created = match group.rank() {
-            0 => create::<Flags>(&mut group, &shape, 0, Pace::Steady).map(drop),
-            _ => create::<ThroughHost>(&mut group, &shape, 0, Pace::Steady).map(drop),
-        };
-        let error = created.unwrap_err();
-        assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
+        // So is what only one of them shares through the host, or pushes by flags only.
+        differ::<ThroughHost>(&mut group, &shape);
+        differ::<FlaggedIds>(&mut group, &shape);
         let mut subject = Subject::new::<Lines>(&mut group, Duration::from_secs(20), Algorithm::Push);
         subject.enqueue();
         subject.is_right();
         subject.exchange.close().unwrap();
+    });
+}
+
+fn differ<W: Way>(group: &mut Group, shape: &Shape) {
+    let created = match group.rank() {
+        0 => create::<Flags>(group, shape, 0, Pace::Steady).map(drop),
+        _ => create::<W>(group, shape, 0, Pace::Steady).map(drop),
+    };
+    let error = created.unwrap_err();
+    assert!(matches!(error, Error::Disagreement { rank: 0, other: 1, .. }), "{error}");
+}
+
+fn tables(shape: &Shape, rank: usize) -> Vec<Table> {
+    let load = |layer| {
+        let (source, rows) = (shape.table(layer), shape.owned(layer, rank));
+        Table::load(device(), &source, rows, Placement::Device).unwrap()
+    };
+    (0..shape.layers).map(load).collect()
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn lines_are_refused_where_they_may_be_split() {
+    everywhere("faults::lines_are_refused_where_they_may_be_split", |rank| {
+        let mut group = rank.group("lines");
+        let shape = Shape::new(group.world(), 8);
+        let tables = tables(&shape, rank.number());
+        let mut create = |push, through_host, only_flags| {
+            let mut options = Options::default();
+            (options.push, options.through_host, options.only_flags) = (push, through_host, only_flags);
+            Exchange::create(&mut group, device(), "lines", shape.config(), &tables, &options)
+        };
+        for (through_host, only_flags, why) in
+            [(true, false, "host memory"), (false, true, "options"), (true, true, "host memory")]
+        {
+            let error = create(Some(Push::Lines), through_host, only_flags).map(drop).unwrap_err();
+            assert!(matches!(&error, Error::Invalid { what, .. } if what == "way to push"), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+            // Where nobody asks for lines, none are tried.
+            let exchange = create(None, through_host, only_flags).unwrap();
+            assert!(exchange.choice().ways.iter().all(|way| way.push == Push::Flags));
+            exchange.close().unwrap();
+        }
+        group.close().unwrap();
     });
 }
 
@@ -480,11 +522,7 @@ fn tables_wake_without_nan_as_long_as_they_go_by_unmarked_lines() {
 fn wakes_without_nan(group: &mut Group, push: Option<Push>, held: bool) {
     // A column for each of eight ranks: all of them have rows then.
     let shape = Shape { deadline: Duration::from_secs(20), ..Shape::new(group.world(), 8) };
-    let load = |layer| {
-        let (source, rows) = (shape.table(layer), shape.owned(layer, group.rank()));
-        Table::load(device(), &source, rows, Placement::Device).unwrap()
-    };
-    let tables: Vec<_> = (0..shape.layers).map(load).collect();
+    let tables = tables(&shape, group.rank());
     let table = tables[1].clone();
     let mut options = Options::default();
     options.push = push;

@@ -1,5 +1,6 @@
 //! Creating an exchange: what ranks agree on, the memory, and what all launches have in common.
 
+use std::fmt;
 use std::ops::Range;
 
 use engram_core::Ownership;
@@ -11,6 +12,7 @@ use super::{Exchange, Options, Push, narrow};
 use crate::cuda::choose::Plan;
 use crate::cuda::kernels::{self, BARRIER, NEAR, PUSH, Peer, STEP, THREADS};
 use crate::cuda::layout::{Agreed, Layout, unit};
+use crate::cuda::reach::path_without_atomics;
 use crate::cuda::{Segments, peer_access};
 use crate::exchange::{Config, Output, invalid};
 use crate::protocol::{Call, LINE, MAX_WORLD, Operation, Word};
@@ -28,6 +30,29 @@ struct Traits {
     rows: Vec<Range<u64>>,
 }
 
+/// Why nothing may count on 16 bytes arriving as one; alike on all ranks.
+#[derive(Clone, Copy, Debug)]
+enum Split {
+    /// The ranks share host memory, of which nobody promises it.
+    Host,
+    /// [`Options::only_flags`].
+    Unwanted,
+    /// Nothing promises it between the devices of these ranks.
+    Path(usize, usize),
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("the ranks share host memory"),
+            Self::Unwanted => f.write_str("the options allow flags only"),
+            Self::Path(rank, peer) => {
+                write!(f, "the devices of ranks {rank} and {peer} have no native atomics between them, as NVLink has")
+            }
+        }
+    }
+}
+
 impl Exchange {
     /// An exchange of the whole group, over memory that is allocated for it. Collective. `name` tells it from the group's other exchanges.
     ///
@@ -35,8 +60,9 @@ impl Exchange {
     /// measured here, on all ranks together, unless the options say.
     ///
     /// # Errors
-    /// On all ranks, when one of them fails: [`Error::Invalid`] for a config that contradicts itself, and tables of another format or without rows
-    /// that the rank owns; [`Error::Disagreement`] when ranks bring another name, config or options; [`Error::Memory`] and [`Error::Cuda`].
+    /// On all ranks, when one of them fails: [`Error::Invalid`] for a config that contradicts itself, tables of another format or without rows that
+    /// the rank owns, and [`Push::Lines`] where that cannot be; [`Error::Disagreement`] when ranks bring another name, config or options;
+    /// [`Error::Memory`] and [`Error::Cuda`].
     pub fn create(
         group: &mut Group,
         device: &Device,
@@ -55,7 +81,8 @@ impl Exchange {
             digest: config.digest(),
         }])?;
         let memory = if options.through_host { ", through the host" } else { "" };
-        let said = format!("{:?} from epoch {}{memory}", options.push, options.epoch);
+        let flags = if options.only_flags { ", by flags only" } else { "" };
+        let said = format!("{:?} from epoch {}{memory}{flags}", options.push, options.epoch);
         group.agree_on_value(Step::Register, "the options of the exchange", &said)?;
 
         let access = if options.through_host {
@@ -64,7 +91,18 @@ impl Exchange {
             peer_access(group, device)?
         };
         let free_of_nan: Option<Vec<FreeOfNan>> = tables.iter().map(Table::keep_free_of_nan).collect();
-        let (agreed, rows) = agree(group, device, access, tables, free_of_nan.is_some(), options)?;
+        let split = split(group, device, access, options)?;
+        if let (Some(Push::Lines), Some(split)) = (options.push, split) {
+            return Err(invalid("way to push", &"Lines", &format!("Flags, since {split}")));
+        }
+        let most = device.multiprocessors();
+        let own = Traits {
+            blocks: options.multiprocessors.unwrap_or(most).clamp(1, most),
+            free_of_nan: free_of_nan.is_some(),
+            rows: tables.iter().map(Table::rows).collect(),
+        };
+        let traits = group.gather_values(Step::Register, &own)?;
+        let agreed = agree(&traits, access, split);
         let layout = Layout::new(&config, world, agreed);
         let layout = group.agree(Step::Register, layout)?;
         if options.push == Some(Push::Lines) && layout.line_tokens < config.capacity {
@@ -75,6 +113,7 @@ impl Exchange {
         let built = Self::build(device, config, tables, options, agreed, layout, segments, (rank, world));
         let mut exchange = group.agree(Step::Publish, built)?;
         let plan = exchange.plan(options);
+        let rows: Vec<_> = traits.into_iter().map(|rank| rank.rows).collect();
         exchange.choice = plan.measure(&mut exchange, group, &rows)?;
         if !agreed.marked && exchange.choice.has(Push::Lines) {
             exchange._free_of_nan = free_of_nan.unwrap_or_default();
@@ -172,37 +211,25 @@ impl Exchange {
     }
 }
 
-/// What follows from what all ranks say of themselves; and the rows that each has, a layer.
-fn agree(
-    group: &mut Group,
-    device: &Device,
-    access: PeerAccess,
-    tables: &[Table],
-    free_of_nan: bool,
-    options: &Options,
-) -> Result<(Agreed, Vec<Vec<Range<u64>>>)> {
-    let all = device.multiprocessors();
-    let own = Traits {
-        blocks: options.multiprocessors.unwrap_or(all).clamp(1, all),
-        free_of_nan,
-        rows: tables.iter().map(Table::rows).collect(),
-    };
-    let own = serde_json::to_vec(&own).expect("plain data has a JSON form");
-    // GPUs deliver 16 bytes to each other as one; to the host nothing says so.
-    let direct = matches!(access, PeerAccess::Direct(_));
-    let mut agreed = Agreed { blocks: u32::MAX, marked: false, direct, lines: direct };
-    let mut rows = Vec::new();
-    for (rank, traits) in group.all_gather(&own)?.iter().enumerate() {
-        let traits: Traits = serde_json::from_slice(traits).map_err(|error| Error::Unreadable {
-            rank,
-            step: Step::Register,
-            found: error.to_string(),
-        })?;
-        agreed.blocks = agreed.blocks.min(traits.blocks);
-        agreed.marked |= !traits.free_of_nan;
-        rows.push(traits.rows);
+/// What follows from what all ranks say of themselves, and of what is between them.
+fn agree(traits: &[Traits], access: PeerAccess, split: Option<Split>) -> Agreed {
+    Agreed {
+        blocks: traits.iter().map(|rank| rank.blocks).min().unwrap_or(1),
+        marked: traits.iter().any(|rank| !rank.free_of_nan),
+        direct: matches!(access, PeerAccess::Direct(_)),
+        lines: split.is_none(),
     }
-    Ok((agreed, rows))
+}
+
+/// Whether, and why, 16 bytes may not arrive as one between the ranks. Collective.
+fn split(group: &mut Group, device: &Device, access: PeerAccess, options: &Options) -> Result<Option<Split>> {
+    Ok(match access {
+        PeerAccess::Host(_) => Some(Split::Host),
+        // Allocating refuses it, and says why.
+        PeerAccess::None(_) => None,
+        PeerAccess::Direct(_) if options.only_flags => Some(Split::Unwanted),
+        PeerAccess::Direct(_) => path_without_atomics(group, device)?.map(|(rank, peer)| Split::Path(rank, peer)),
+    })
 }
 
 /// Refuses configs that contradict themselves, and tables that lack what this rank owns.
@@ -360,5 +387,23 @@ fn base(
         by_halves: Divisor::new(narrow(row.value_bytes / 8)),
         by_pairs: Divisor::new(narrow(layout.pairs)),
         near: addresses.near,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::{Handle, Reason};
+
+    #[test]
+    fn what_one_rank_lacks_nobody_counts_on() {
+        let rank = |blocks, free_of_nan| Traits { blocks, free_of_nan, rows: Vec::new() };
+        let direct = PeerAccess::Direct(Handle::Descriptor);
+        let agreed = agree(&[rank(132, true), rank(66, true)], direct, None);
+        assert_eq!(agreed, Agreed { blocks: 66, marked: false, direct: true, lines: true });
+        let agreed = agree(&[rank(132, true), rank(132, false)], direct, Some(Split::Path(0, 1)));
+        assert_eq!(agreed, Agreed { blocks: 132, marked: true, direct: true, lines: false });
+        let agreed = agree(&[rank(132, true)], PeerAccess::Host(Reason::HostBackend), Some(Split::Host));
+        assert_eq!(agreed, Agreed { blocks: 132, marked: false, direct: false, lines: false });
     }
 }

@@ -18,10 +18,11 @@ use crate::{Error, Group, Result, Step};
 /// How `Push` tells that something has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// Every 16 bytes say so themselves: fast for few tokens. Needs links that deliver 16 bytes as one, as NVLink does. Nobody asks the links: where
-    /// GPUs reach each other through PCIe, which promises less, take [`Options::through_host`].
+    /// Every 16 bytes say so themselves: fast for few tokens. Only where 16 bytes arrive as one: within a GPU, and between GPUs where the driver
+    /// knows of native atomics ([`Device::has_native_atomics`]), that is over NVLink.
     Lines,
-    /// A flag for each block's share of the rows: fast for many tokens. Ids come as with [`Push::Lines`], unless the ranks share host memory.
+    /// A flag for each block's share of the rows: fast for many tokens. Ids come as with [`Push::Lines`] where that can be; else they have flags
+    /// too.
     Flags,
 }
 
@@ -38,6 +39,8 @@ pub struct Options {
     pub epoch: u32,
     /// Ranks share host memory even where they could share device memory.
     pub through_host: bool,
+    /// Nothing counts on 16 bytes arriving as one, even where they do: ids have flags, and no slot is pushed by [`Push::Lines`].
+    pub only_flags: bool,
 }
 
 /// The exchange of one rank, over memory that all ranks of a group share: of their GPUs, or of the host where those do not reach each other.

@@ -71,10 +71,10 @@ pub use lookup::{Lookup, LookupOptions};
 pub use memory::{DeviceBuffer, PinnedBuffer, Plain, RegisteredMemory};
 #[cfg(feature = "cuda")]
 pub use nan::FreeOfNan;
-#[cfg(feature = "fault-injection")]
-pub use prefetch::Dependency;
 #[cfg(feature = "cuda")]
 pub use prefetch::{PrefetchOptions, Prefetcher};
+#[cfg(feature = "fault-injection")]
+pub use prefetch_state::Dependency;
 #[cfg(feature = "cuda")]
 pub use staged::HostIds;
 #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use crate::ids::{IdType, IdsError};
 use crate::kernels;
 use crate::lookup::Lookup;
 use crate::memory::DeviceBuffer;
-use crate::prefetch_state::{Order, Scope};
+use crate::prefetch_state::{Dependency, Order, Scope};
 use crate::rows::{self, Blocks, Fetch};
 use crate::stream::{Mark, Stream, StreamRef};
 use crate::table::Placement;
@@ -50,19 +50,6 @@ pub struct Prefetcher {
     order: Order,
     options: PrefetchOptions,
     ahead: Option<Ahead>,
-    #[cfg(feature = "fault-injection")]
-    omitted: Option<Dependency>,
-}
-
-/// One of the dependencies that keep a prefetch right, for tests that show what happens without it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dependency {
-    /// The side stream waits for the work that writes the ids.
-    Producer,
-    /// The ids are copied before the caller may overwrite them.
-    IdLifetime,
-    /// The caller's stream waits for the rows.
-    Consumer,
 }
 
 /// Buffers, and the side stream that fills them.
@@ -157,14 +144,7 @@ impl Prefetcher {
         drop(bound);
         let direct = lookup.tables().iter().all(|table| table.placement() == Placement::Device);
         let ahead = if direct { None } else { Some(Ahead::new(&lookup, &options)?) };
-        Ok(Self {
-            order: Order::new(lookup.tables().len()),
-            lookup,
-            options,
-            ahead,
-            #[cfg(feature = "fault-injection")]
-            omitted: None,
-        })
+        Ok(Self { order: Order::new(lookup.tables().len()), lookup, options, ahead })
     }
 
     /// Whether starts fetch anything: not for tables in device memory.
@@ -182,18 +162,7 @@ impl Prefetcher {
     /// Leaves a dependency out, so that a test can show that it is needed.
     #[cfg(feature = "fault-injection")]
     pub fn omit(&mut self, dependency: Option<Dependency>) {
-        self.omitted = dependency;
-    }
-
-    #[cfg_attr(not(feature = "fault-injection"), expect(clippy::unused_self, reason = "used with the feature"))]
-    fn keeps(&self, dependency: Dependency) -> bool {
-        #[cfg(feature = "fault-injection")]
-        return self.omitted != Some(dependency);
-        #[cfg(not(feature = "fault-injection"))]
-        {
-            let _ = dependency;
-            true
-        }
+        self.order.omit(dependency);
     }
 
     /// Starts fetching the rows of all layers of `ids`, which the work before on `stream` has written and the work after may overwrite.
@@ -226,7 +195,7 @@ impl Prefetcher {
     }
 
     fn fetch(&mut self, ids: &Ids<'_>, scope: Scope, stream: StreamRef<'_>) -> Result<(), Error> {
-        let (copies, waits) = (self.keeps(Dependency::IdLifetime), self.keeps(Dependency::Producer));
+        let (copies, waits) = (self.order.keeps(Dependency::IdLifetime), self.order.keeps(Dependency::Producer));
         let Some(ahead) = &mut self.ahead else { return Ok(()) };
         let _bound = self.lookup.device().bind()?;
         let shape = *ids.shape();
@@ -282,7 +251,7 @@ impl Prefetcher {
         let scope = self.check(ids, stream)?;
         let tokens = ids.shape().tokens;
         self.order.may_finish(layer, scope, tokens)?;
-        let waits = self.keeps(Dependency::Consumer);
+        let waits = self.order.keeps(Dependency::Consumer);
         match &mut self.ahead {
             None => self.lookup.run(&ids.layer(layer), out, stream)?,
             Some(ahead) => {
@@ -328,7 +297,7 @@ impl Prefetcher {
         let scope = self.check(ids, stream)?;
         let tokens = ids.shape().tokens;
         self.order.may_finish(layer, scope, tokens)?;
-        let waits = self.keeps(Dependency::Consumer);
+        let waits = self.order.keeps(Dependency::Consumer);
         let Some(ahead) = &mut self.ahead else {
             let why = "a table in device memory has no prefetched rows to lend: finish into memory of your own";
             return Err(Error::Invalid { what: "finish_in_place", why: why.to_owned() });

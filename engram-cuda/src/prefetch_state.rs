@@ -93,6 +93,18 @@ pub enum PrefetchError {
     },
 }
 
+/// One of the dependencies that keep a prefetch right, for tests that show what happens without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), expect(unreachable_pub, reason = "public with the feature alone"))]
+pub enum Dependency {
+    /// The side stream waits for the work that writes the ids.
+    Producer,
+    /// The ids are copied before the caller may overwrite them.
+    IdLifetime,
+    /// The caller's stream waits for the rows.
+    Consumer,
+}
+
 #[derive(Debug)]
 struct Started {
     scope: Scope,
@@ -109,6 +121,8 @@ pub struct Order {
     started: Option<Started>,
     /// Layers finished since the start. Kept beside, so that starting allocates nothing.
     finished: Vec<bool>,
+    /// What a test leaves out.
+    omitted: Option<Dependency>,
 }
 
 #[cfg_attr(not(feature = "cuda"), expect(unreachable_pub, reason = "public with the feature alone"))]
@@ -116,7 +130,7 @@ impl Order {
     /// Before the first start of a prefetcher of so many layers.
     #[must_use]
     pub fn new(layers: usize) -> Self {
-        Self { started: None, finished: vec![false; layers] }
+        Self { started: None, finished: vec![false; layers], omitted: None }
     }
 
     /// Whether a start may come here: no layer is open.
@@ -184,6 +198,18 @@ impl Order {
             .as_ref()
             .filter(|start| start.finished < self.finished.len())
             .map(|start| (start.tokens, start.scope))
+    }
+
+    /// Whether a dependency is kept: each of them, unless a test leaves it out.
+    #[must_use]
+    pub fn keeps(&self, dependency: Dependency) -> bool {
+        self.omitted != Some(dependency)
+    }
+
+    /// Leaves a dependency out, so that a test can show that it is needed.
+    #[cfg(feature = "fault-injection")]
+    pub fn omit(&mut self, dependency: Option<Dependency>) {
+        self.omitted = dependency;
     }
 
     /// Gives the last start up.

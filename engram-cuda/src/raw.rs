@@ -6,8 +6,7 @@
 pub use crate::array::TableArray;
 pub use crate::launch::Module;
 pub use crate::memory::{fill, read, write};
-pub use crate::prefetch::Dependency;
-pub use crate::prefetch_state::Order as PrefetchOrder;
+pub use crate::prefetch_state::{Dependency, Order as PrefetchOrder};
 pub use crate::stream::Mark;
 pub use crate::words::MappedWords;
 

@@ -37,8 +37,6 @@ pub struct Prefetcher {
     exchanged: Mark,
     /// When the rows of each layer were read last.
     read: Vec<Mark>,
-    #[cfg(feature = "fault-injection")]
-    omitted: Option<Dependency>,
 }
 
 /// What copies lines of bytes unless the exchange sleeps. Entry `take_U` takes a [`Take`] of which all numbers are multiples of U.
@@ -97,8 +95,6 @@ impl Prefetcher {
             ids_ready: Mark::new(device).map_err(cuda)?,
             exchanged: Mark::new(device).map_err(cuda)?,
             read: (0..layers).map(|_| Mark::new(device).map_err(cuda)).collect::<Result<_>>()?,
-            #[cfg(feature = "fault-injection")]
-            omitted: None,
             exchange,
         })
     }
@@ -106,18 +102,7 @@ impl Prefetcher {
     /// Leaves a dependency out, so that a test can show that it is needed.
     #[cfg(feature = "fault-injection")]
     pub fn omit(&mut self, dependency: Option<Dependency>) {
-        self.omitted = dependency;
-    }
-
-    #[cfg_attr(not(feature = "fault-injection"), expect(clippy::unused_self, reason = "used with the feature"))]
-    fn keeps(&self, dependency: Dependency) -> bool {
-        #[cfg(feature = "fault-injection")]
-        return self.omitted != Some(dependency);
-        #[cfg(not(feature = "fault-injection"))]
-        {
-            let _ = dependency;
-            true
-        }
+        self.order.omit(dependency);
     }
 
     /// The exchange.
@@ -178,7 +163,7 @@ impl Prefetcher {
         self.exchanged.before(stream, scope).map_err(|error| self.cuda(ORDERING, &error))?;
         let shape = *ids.shape();
         let (layers, columns) = (shape.layers, shape.columns);
-        let copies = self.keeps(Dependency::IdLifetime);
+        let copies = self.order.keeps(Dependency::IdLifetime);
         if copies {
             let id = IdType::I32.bytes();
             let first = ids.address() + (shape.first_layer * columns * id) as u64;
@@ -187,7 +172,7 @@ impl Prefetcher {
             self.take(from, (self.ids.address(), width), width, shape.tokens, stream)?;
         }
         // Inside a capture this is also what makes the side stream take part.
-        if self.keeps(Dependency::Producer) || scope.capture().is_some() {
+        if self.order.keeps(Dependency::Producer) || scope.capture().is_some() {
             self.ids_ready.record(stream, scope).map_err(|error| self.cuda(ORDERING, &error))?;
             self.ids_ready.before(self.side.as_ref(), scope).map_err(|error| self.cuda(ORDERING, &error))?;
         }
@@ -286,7 +271,7 @@ impl Prefetcher {
     }
 
     fn wait(&self, stream: StreamRef<'_>, scope: Scope) -> Result<()> {
-        if !self.keeps(Dependency::Consumer) {
+        if !self.order.keeps(Dependency::Consumer) {
             return Ok(());
         }
         self.exchanged.before(stream, scope).map_err(|error| self.cuda(ORDERING, &error))

@@ -99,9 +99,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// An exchange with the default deadline of 10 seconds.
+    /// The deadline unless another one is set: 10 seconds.
+    pub const DEADLINE: Duration = Duration::from_secs(10);
+
+    /// An exchange with the [default deadline](Self::DEADLINE).
     pub fn new(columns: usize, layers: Vec<Layer>, capacity: u32, output: Output) -> Self {
-        Self { columns, layers, capacity, output, tables: 0, deadline: Duration::from_secs(10) }
+        Self { columns, layers, capacity, output, tables: 0, deadline: Self::DEADLINE }
     }
 
     /// The same with another deadline.

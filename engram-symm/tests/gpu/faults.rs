@@ -10,7 +10,7 @@ use engram_symm::cuda::{Exchange, Options, Push, peer_access};
 use engram_symm::protocol::{Fault, Phase};
 use engram_symm::{Algorithm, Error, Group, Output, Result};
 
-use crate::backend::{FlaggedIds, Flags, Lines, LinesOfOneBlock, MarkedLines, ThroughHost, Way};
+use crate::backend::{Chosen, FlaggedIds, Flags, Lines, LinesOfOneBlock, MarkedLines, ThroughHost, Way};
 use crate::backend::{bytes, create, create_as, device};
 use crate::ranks::{Rank, Spread, die, start, start_with_victim};
 use crate::segments::{fail_next, failed, steps};
@@ -307,6 +307,27 @@ fn late_by_seconds_is_no_error() {
             }
             subjects.into_iter().for_each(|subject| subject.exchange.close().unwrap());
         }
+    });
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_short_deadline_is_for_steps_and_not_for_measuring() {
+    everywhere("faults::a_short_deadline_is_for_steps_and_not_for_measuring", |rank| {
+        let mut group = rank.group("short");
+        // Shorter than what any exchange between two ranks takes.
+        let shape = Shape { deadline: Duration::from_nanos(1), ..Shape::new(group.world(), 5) };
+        let mut subject = Subject::of::<Chosen>(&mut group, shape, Algorithm::Push);
+        assert!(!subject.exchange.choice().measured.is_empty());
+        if rank.number() == 0 {
+            let start = Instant::now();
+            subject.enqueue();
+            let outcome = subject.outcome();
+            assert!(matches!(outcome, Err(Error::Fault(Fault::Deadline { epoch: 1, .. }))), "{outcome:?}");
+            assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        }
+        // Nobody leaves before.
+        group.barrier().unwrap();
     });
 }
 

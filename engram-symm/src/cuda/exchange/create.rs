@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use engram_core::Ownership;
 use engram_cuda::kernels::Divisor;
@@ -57,7 +58,8 @@ impl Exchange {
     /// An exchange of the whole group, over memory that is allocated for it. Collective. `name` tells it from the group's other exchanges.
     ///
     /// `tables` are what this rank owns, one a layer; a rank that owns nothing may leave them out. Which way to push pays for which slot is
-    /// measured here, on all ranks together, unless the options say.
+    /// measured here, on all ranks together, unless the options say; ranks wait up to [`Config::DEADLINE`] for each other
+    /// meanwhile, or the config's deadline if that is longer.
     ///
     /// # Errors
     /// On all ranks, when one of them fails: [`Error::Invalid`] for a config that contradicts itself, tables of another format or without rows that
@@ -114,7 +116,10 @@ impl Exchange {
         let mut exchange = group.agree(Step::Publish, built)?;
         let plan = exchange.plan(options);
         let rows: Vec<_> = traits.into_iter().map(|rank| rank.rows).collect();
+        // The deadline is about the caller's steps, and ranks come to these ones apart from each other.
+        exchange.base.deadline_ns = nanos(exchange.config.deadline.max(Config::DEADLINE));
         exchange.choice = plan.measure(&mut exchange, group, &rows)?;
+        exchange.base.deadline_ns = nanos(exchange.config.deadline);
         if !agreed.marked && exchange.choice.has(Push::Lines) {
             exchange._free_of_nan = free_of_nan.unwrap_or_default();
         }
@@ -309,6 +314,11 @@ struct Addresses {
     out_scales: u64,
 }
 
+/// A deadline as kernels count it, with room for what they add to it.
+fn nanos(deadline: Duration) -> u64 {
+    u64::try_from(deadline.as_nanos()).map_or(u64::MAX >> 1, |ns| ns.clamp(1, u64::MAX >> 1))
+}
+
 /// What launches have in common.
 fn base(
     config: &Config,
@@ -338,8 +348,7 @@ fn base(
         ids: 0,
         token_stride: 0,
         report: addresses.report,
-        // With room for what kernels add to it.
-        deadline_ns: u64::try_from(config.deadline.as_nanos()).map_or(u64::MAX >> 1, |ns| ns.clamp(1, u64::MAX >> 1)),
+        deadline_ns: nanos(config.deadline),
         out: addresses.out,
         out_scales: addresses.out_scales,
         out_token: row.out_token as u64,

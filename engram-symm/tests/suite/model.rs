@@ -48,7 +48,7 @@ impl Shape {
             layers: 2,
             heads: true,
             kind: FormatKind::E4m3E8m0x32,
-            width: 32,
+            width: 256,
             capacity: 8,
             output: Output::Packed,
             deadline: Duration::from_secs(60),
@@ -58,7 +58,9 @@ impl Shape {
     /// A shape of any kind.
     pub fn random(world: usize, random: &mut Random) -> Self {
         let kinds = [
+            (FormatKind::E4m3E8m0x32, 256),
             (FormatKind::E4m3E8m0x32, 64),
+            (FormatKind::Bf16, 16),
             (FormatKind::E4m3Global, 20),
             (FormatKind::Bf16, 6),
             (FormatKind::F16, 5),

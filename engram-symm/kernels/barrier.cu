@@ -77,7 +77,7 @@ __device__ bool all_served(const Exchange& x, const Step& step) {
 // Third kernel: the second barrier, and the rows of all owners into the output.
 __device__ void pull(const Exchange& x) {
     Step step;
-    if (!enter(x, step)) return;
+    if (!enter(x, step)) return pass(x);
     const bool ok = all_served(x, step);
     const u32 row_bytes = x.value_bytes + x.scale_bytes;
     if (ok) {
@@ -97,7 +97,7 @@ __device__ void pull(const Exchange& x) {
             }
             put_rows(x, row, rows, x.unit);
         });
-        pad_scales(x, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+        pad_scales(x, x.slot, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
     }
     leave(x, step, ok, [&] { clear_outputs(x); });
 }
@@ -105,7 +105,7 @@ __device__ void pull(const Exchange& x) {
 // In its place, for a caller who reads the owners' rows himself: one block.
 __device__ void settle(const Exchange& x) {
     Step step;
-    if (!enter(x, step)) return;
+    if (!enter(x, step)) return pass(x);
     leave(x, step, all_served(x, step), [] {});
 }
 

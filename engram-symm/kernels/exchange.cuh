@@ -59,7 +59,7 @@ struct Exchange {
     u8* out_scales;
     u64 out_token, out_layer, out_column;
     u64 scales_layer;                // MX: bytes from a layer's scales to the next one's
-    u64 peer_out, peer_scales;       // offsets of the outputs in data, where they are there
+    u64 peer_out;                    // offset of the output in data, where it is there
     u64 shared_ids, shared_rows;     // Barrier: i32 [slot][layers][columns], and rows [requester][slot][layers][own][row_bytes]
     u64 lines;                       // Push: [2][requester][capacity][layers][pairs] lines of 16 bytes
     u64 landing;                     // Push by lines: rows [line_tokens][layers][columns] of chunks
@@ -82,6 +82,7 @@ struct Exchange {
     u32 flag_blocks;
     u32 tile, tiles;                 // Push: lines that a warp takes at a time, 1..=8, and how many times that gives
     u32 self_tile;                   // Push by lines: lines that a warp takes at a time of those that this rank sends to itself
+    u32 servers;                     // Push by lines apart: warps of a block that serve; the others collect
     u32 halves;                      // units of 8 bytes in a row's values
     Divisor by_columns, by_layers, by_chunks, by_value_chunks, by_halves, by_pairs;
     Peer near[NEAR];                 // the first ones: parameters are near, memory is not
@@ -312,8 +313,14 @@ __device__ u64 own_part() { return blockIdx.x == 0 ? STEP - (gridDim.x - 1) : 1;
 
 // Whether all blocks but this one have left; waits for them a second at most.
 __device__ void wait_for_blocks(const Exchange& x, const Step& step) {
-    const u64 start = nanoseconds();
-    while (load(&x.control->steps) - step.steps < STEP - own_part() && nanoseconds() - start < 1'000'000'000) {}
+    const u64 start = nanoseconds(), before = step.steps / STEP * STEP;
+    while (load(&x.control->steps) - before < STEP - own_part() && nanoseconds() - start < 1'000'000'000) {}
+}
+
+// For a block that finds the group failed, or asleep, before it has done anything: who waits for all blocks of a failed step need not wait
+// for this one.
+__device__ void pass(const Exchange& x) {
+    if (threadIdx.x == 0 && load(&x.control->state) == FAILED) atomicAdd(&x.control->steps, own_part());
 }
 
 // The end of a step's last kernel. Where it failed, the block that recorded the fault calls `clear` when no other block writes any more.

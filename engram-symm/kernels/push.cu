@@ -1,8 +1,7 @@
 // Exchanges without a barrier: ids are written to the ranks that own their rows, and rows to the ranks that asked.
 //
-// Ids travel in lines: 16 bytes, two ids and the call, so that a line says itself that it has arrived. Rows do so by lines, for few
-// tokens, in chunks that are marked or cannot be the bytes that were there before; and by flags, for many, one for all that a block
-// sends to a rank. Either way a block waits for the blocks of its own number alone, so that not all blocks of a grid need be there
+// Ids travel in lines: 16 bytes, two ids and the call, so that a line says itself that it has arrived. Rows do so by lines, in chunks
+// that are marked or cannot be the bytes that were there before; and by flags, one for all that a block sends to a rank. Either way a block waits for the blocks of its own number alone, so that not all blocks of a grid need be there
 // at the same time.
 
 #include "rows.cuh"
@@ -22,6 +21,13 @@ __device__ bool find_place(const Exchange& x, u32 owner, u32 of, Place& p) {
     p.column = columns_before(x, owner) + column;
     p.in_group(x, rest);
     return column < columns_of(x, owner);
+}
+
+// Which of the rows that land at a requester is that of a place: owner by owner, so that what an owner sends has no gaps. Links carry it
+// a fifth faster than runs of its columns at their place in a token.
+__device__ u32 landed(const Exchange& x, u32 owner, const Place& p) {
+    const u32 before = columns_before(x, owner);
+    return x.slot * x.layers * before + p.group * columns_of(x, owner) + (p.column - before);
 }
 
 // The ids of a line.
@@ -112,9 +118,9 @@ __device__ bool absent(u64 half) { return u32(half) == ~0u || u32(half >> 32) ==
 
 // Where a chunk lands. Marked, it takes two places there, each 8 bytes of the row and the call.
 template <bool MARKED, bool PLAIN>
-__device__ Pair* landing(const Exchange& x, u32 rank, u32 place, u32 chunk) {
+__device__ Pair* landing(const Exchange& x, u32 rank, u32 landed, u32 chunk) {
     Pair* row = reinterpret_cast<Pair*>(peer<PLAIN>(x, rank).data + x.landing);
-    return row + (u64(place) * x.chunks + chunk) * (MARKED ? 2 : 1);
+    return row + (u64(landed) * x.chunks + chunk) * (MARKED ? 2 : 1);
 }
 
 template <bool MARKED>
@@ -157,7 +163,7 @@ __device__ bool serve_lines(const Exchange& x, const Step& step, u32 tile, u32 r
             const bool here = find_place(x, x.rank, of, p) && at < all;
             chunk[k] = at - row * x.chunks, half[k] = of % 2, layer[k] = p.layer;
             if (here) line[k] = line_at<PLAIN>(x, step, x.rank, requester, of / 2);
-            to[k] = landing<MARKED, PLAIN>(x, requester, p.index(x), chunk[k]);
+            to[k] = landing<MARKED, PLAIN>(x, requester, landed(x, x.rank, p), chunk[k]);
             if (x.tables != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(x.tables + p.layer));
         }
         const bool came = wait(x, step, requester, IDS, [&] {
@@ -217,7 +223,7 @@ __device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u3
             Place p;
             if (!find_place(x, owner, tile * x.tile * 2 + row, p) || at >= all) continue;
             const bool sent = owns<PLAIN>(x, owner, p.layer, id_at(x, p));
-            if (sent) from[k] = landing<MARKED, PLAIN>(x, x.rank, p.index(x), chunk);
+            if (sent) from[k] = landing<MARKED, PLAIN>(x, x.rank, landed(x, owner, p), chunk);
             // With row ownership this rank has made the zero rows while it served itself.
             if (!PLAIN && !sent && x.heads_a_rank == 0) continue;
             const Part part(x, chunk);
@@ -260,7 +266,7 @@ __device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 t
         const i32 id = id_at(x, p);
         const bool sent = owns(x, owner, p.layer, id);
         if (!sent && x.heads_a_rank == 0) continue;
-        const u32 place = p.index(x);
+        const u32 place = landed(x, owner, p);
         bool came = true;
         for (u32 chunk = lane; chunk < x.chunks && sent; chunk += WARP) {
             uint4 data;
@@ -291,13 +297,30 @@ __device__ bool collect_lines(const Exchange& x, const Step& step, u32 tile, u32
     return collect_chunks<MARKED, PLAIN>(x, step, tile, owner);
 }
 
+// This rank's own rows, by some warps, of which the last one has other things to do.
+template <bool PLAIN>
+__device__ void serve_itself_by(const Exchange& x, u32 warp, u32 warps) {
+    const u32 first = warp + 1 == warps ? warp : warps - 2 - warp;
+    for (u32 tile = blockIdx.x + first * gridDim.x; tile * x.self_tile < x.line_count; tile += warps * gridDim.x) serve_itself<PLAIN>(x, tile, x.self_tile);
+}
+
+// The last warp has the fewest jobs, none in a small step.
+__device__ void end_lines(const Exchange& x, const Step& step, bool ok) {
+    const u32 warps = blockDim.x / WARP;
+    if (threadIdx.x / WARP == warps - 1) {
+        pad_scales(x, x.slot, blockIdx.x * WARP + threadIdx.x % WARP, gridDim.x * WARP);
+        if (ok && blockIdx.x == 0) ok = agreed(x, step);
+    }
+    leave(x, step, ok, [&] { clear_outputs(x); });
+}
+
 template <bool MARKED, bool PLAIN>
 __device__ void push_lines(const Exchange& x) {
     Step step;
-    if (!send_ids<PLAIN>(x, step)) return;
+    if (!send_ids<PLAIN>(x, step)) return pass(x);
     const Tiles own;
     // First what others wait for, then its own, then what others send: a warp that waits for rows has served all that it has to. Its
-    // own from the last warp on, and what others send from the first one that had nothing to serve.
+    // own from the last warp but one on, and what others send from the first one that had nothing to serve.
     bool ok = true;
     u32 next = own.warp;
     for (u32 distance = 1; distance < x.world; ++distance)
@@ -308,8 +331,7 @@ __device__ void push_lines(const Exchange& x) {
             }
             ok = ok && serve_lines<MARKED, PLAIN>(x, step, tile, after(x, distance));
         }
-    for (u32 tile = blockIdx.x + (own.warps - 1 - own.warp) * gridDim.x; tile * x.self_tile < x.line_count; tile += own.warps * gridDim.x)
-        serve_itself<PLAIN>(x, tile, x.self_tile);
+    serve_itself_by<PLAIN>(x, own.warp, own.warps);
     // Serving may fail in some lanes of a warp alone, and all of them have to meet where rows are decoded.
     if (!PLAIN) ok = __all_sync(ALL_LANES, ok);
     for (u32 distance = 1; distance < x.world; ++distance)
@@ -320,12 +342,103 @@ __device__ void push_lines(const Exchange& x) {
             }
             ok = ok && collect_lines<MARKED, PLAIN>(x, step, tile, after(x, distance));
         }
-    // The last warp has the fewest jobs.
-    if (own.warp == own.warps - 1) {
-        pad_scales(x, blockIdx.x * WARP + threadIdx.x % WARP, gridDim.x * WARP);
-        if (ok && blockIdx.x == 0) ok = agreed(x, step);
+    end_lines(x, step, ok);
+}
+
+// For many tokens: some warps of a block serve and the others collect, so that rows are on links and taken from them at the same time.
+
+// Sends a tile's rows to a requester as its ids come, which each lane waits for alone.
+__device__ bool serve_rows(const Exchange& x, const Step& step, u32 tile, u32 requester) {
+    const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile), of = tile * x.tile * 2 + lane;
+    Place p;
+    Row row;
+    bool came = true;
+    if (lane < rows && find_place(x, x.rank, of, p)) {
+        const Table table = table_of(x, p.layer);
+        const Pair* line = line_at<true>(x, step, x.rank, requester, of / 2);
+        Pair v;
+        came = wait(x, step, requester, IDS, [&] { return v = load(line), v.high == step.call; });
+        const i32 id = half_of(v.low, of % 2);
+        if (came && owns<true>(x, x.rank, p.layer, id)) {
+            row.find(table, id);
+            row.to = reinterpret_cast<u8*>(landing<false, true>(x, requester, landed(x, x.rank, p), 0));
+        }
     }
-    leave(x, step, ok, [&] { clear_outputs(x); });
+    if (!__all_sync(ALL_LANES, came)) return false;
+    each_part<K, uint4>(rows, x.chunks, x.by_chunks,
+        [&](u32 of, u32 chunk) { return load_chunk<true>(x, from_lane(row.values, of), from_lane(row.scales, of), chunk, x.unit); },
+        [&](u32 of, u32 chunk, uint4 data, bool here) {
+            Pair* to = reinterpret_cast<Pair*>(from_lane(row.to, of));
+            if (here && to != nullptr) send_chunk<false>(step, to + chunk, data);
+        });
+    return true;
+}
+
+// Takes a tile's rows of an owner into the output as they come, and makes zero rows of those that it does not send.
+__device__ bool collect_rows(const Exchange& x, const Step& step, u32 tile, u32 owner) {
+    const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile), all = rows * x.chunks;
+    Place p;
+    u8 *from = nullptr, *to = nullptr, *scales_to = nullptr;
+    if (lane < rows && find_place(x, owner, tile * x.tile * 2 + lane, p)) {
+        if (owns<true>(x, owner, p.layer, id_at(x, p))) from = reinterpret_cast<u8*>(landing<false, true>(x, x.rank, landed(x, owner, p), 0));
+        to = output_row(x, x.out, p);
+        scales_to = x.form == MX ? scale_at(x, x.out_scales, p, p.column * x.scale_bytes) : to + x.value_bytes;
+    }
+#pragma unroll 1
+    for (u32 base = 0; base < all; base += K * WARP) {
+        Pair* at[K];
+        uint4 data[K];
+        u32 row[K], chunk[K];
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            const u32 number = min(base + k * WARP + lane, all - 1);
+            row[k] = x.by_chunks.divide(number), chunk[k] = number - row[k] * x.chunks, data[k] = {0, 0, 0, 0};
+            at[k] = reinterpret_cast<Pair*>(from_lane(from, row[k]));
+            at[k] = at[k] == nullptr || base + k * WARP + lane >= all ? nullptr : at[k] + chunk[k];
+        }
+        const bool came = wait(x, step, owner, ROWS, [&] {
+            bool ready = true;
+#pragma unroll
+            for (u32 k = 0; k < K; ++k)
+                if (at[k] != nullptr) ready = receive_chunk<false>(step, at[k], data[k]) && ready;
+            return ready;
+        });
+        if (!__all_sync(ALL_LANES, came)) return false;
+#pragma unroll
+        for (u32 k = 0; k < K; ++k) {
+            const Part part(x, chunk[k]);
+            u8* values_to = from_lane(to, row[k]);
+            u8* groups_to = from_lane(scales_to, row[k]);
+            if (base + k * WARP + lane >= all || values_to == nullptr) continue;
+            if (part.scale && x.form == MX)
+                store_groups(groups_to + part.from / 4 * 512, part.bytes, data[k]);
+            else
+                store_bytes<true>((part.scale ? groups_to : values_to) + part.from, data[k], part.bytes, x.out_unit);
+            if (at[k] != nullptr) store(at[k], {ABSENT, ABSENT});
+        }
+    }
+    return true;
+}
+
+__device__ void push_lines_apart_plain(const Exchange& x) {
+    Step step;
+    if (!send_ids<true>(x, step)) return pass(x);
+    const Tiles own;
+    const u32 tiles = own.count(x.tiles);
+    const bool serves = own.warp < x.servers;
+    const u32 warp = serves ? own.warp : own.warp - x.servers, warps = serves ? x.servers : own.warps - x.servers;
+    if (!serves) serve_itself_by<true>(x, warp, warps);
+    // All ranks in turn, so that all links are busy.
+    bool ok = true;
+    u32 distance = warp, tile = blockIdx.x;
+    while (ok && x.world > 1) {
+        while (distance >= x.world - 1) distance -= x.world - 1, tile += gridDim.x;
+        if (tile >= x.tiles) break;
+        const u32 peer = after(x, distance + 1);
+        ok = serves ? serve_rows(x, step, tile, peer) : collect_rows(x, step, tile, peer);
+        distance += warps;
+    }
+    end_lines(x, step, ok);
 }
 
 // ---- By flags
@@ -337,9 +450,9 @@ __device__ u64* flag_at(const Exchange& x, u32 owner, u32 phase, u32 from) {
 
 // Where a row lands that does not go straight to the output, or with MX its scales: whole chunks.
 template <bool PLAIN>
-__device__ u8* pushed_row(const Exchange& x, u32 rank, u32 place) {
+__device__ u8* pushed_row(const Exchange& x, u32 rank, u32 landed) {
     const u32 chunks = PLAIN || x.straight ? x.chunks - x.value_chunks : x.chunks;
-    return peer<PLAIN>(x, rank).data + x.pushed_rows + u64(place) * chunks * CHUNK;
+    return peer<PLAIN>(x, rank).data + x.pushed_rows + u64(landed) * chunks * CHUNK;
 }
 
 // Tells every rank that this block has written its share: `phase` of this step.
@@ -379,7 +492,7 @@ __device__ bool serve_tile(const Exchange& x, const Step& step, u32 tile, u32 re
         if (came && owns<PLAIN>(x, x.rank, p.layer, id)) {
             row.place = p.index(x);
             row.find(table, id);
-            u8* landing = pushed_row<PLAIN>(x, requester, row.place);
+            u8* landing = pushed_row<PLAIN>(x, requester, landed(x, x.rank, p));
             row.to = PLAIN || x.straight ? output_row(x, peer<PLAIN>(x, requester).data + x.peer_out, p) : landing;
             row.scales_to = !PLAIN && !x.straight ? landing + x.value_chunks * CHUNK : x.form == MX ? landing : row.to + x.value_bytes;
         }
@@ -400,7 +513,7 @@ __device__ void collect_tile(const Exchange& x, u32 tile, u32 owner) {
         const bool sent = owns<PLAIN>(x, owner, p.layer, id_at(x, p));
         row.place = p.index(x);
         if (sent) {
-            row.values = pushed_row<PLAIN>(x, x.rank, row.place);
+            row.values = pushed_row<PLAIN>(x, x.rank, landed(x, owner, p));
             row.scales = PLAIN || x.straight ? row.values : row.values + x.value_chunks * CHUNK;
         }
         if (sent && (PLAIN || x.straight) && x.form == MX) put_scales<PLAIN>(x, row, CHUNK);
@@ -420,7 +533,7 @@ __device__ bool unharmed(const Exchange& x, const Step& step) {
 template <bool PLAIN>
 __device__ void push_flags(const Exchange& x) {
     Step step;
-    if (!send_ids<PLAIN>(x, step)) return;
+    if (!send_ids<PLAIN>(x, step)) return pass(x);
     if (!PLAIN && x.flagged_ids) raise_flags(x, step, IDS);
     const Tiles own;
     bool ok = unharmed(x, step);
@@ -439,7 +552,7 @@ __device__ void push_flags(const Exchange& x) {
     ok = __syncthreads_and(ok);
     if (ok) {
         raise_flags(x, step, ROWS);
-        pad_scales(x, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+        pad_scales(x, x.slot, blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
         for (u32 distance = 1; distance < x.world && ok; ++distance) {
             const u32 owner = after(x, distance);
             // Also the permission to write to that rank again.
@@ -452,6 +565,7 @@ __device__ void push_flags(const Exchange& x) {
 }
 
 KERNEL(push_lines_plain, (push_lines<false, true>))
+KERNEL(push_lines_apart, push_lines_apart_plain)
 KERNEL(push_lines_unmarked, (push_lines<false, false>))
 KERNEL(push_lines_marked, (push_lines<true, false>))
 KERNEL(push_flags_plain, push_flags<true>)

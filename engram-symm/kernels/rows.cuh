@@ -312,26 +312,26 @@ __device__ void each_tile(const Exchange& x, u32 first_token, u32 last_token, u3
     for (u32 i = first + (block + threadIdx.x / WARP * blocks) * TILE; i < last; i += blocks * warps * TILE) job(i, min(TILE, last - i));
 }
 
-// MX: scales of 0 from the slot's end to that of its tile of 128 tokens, by so many threads.
-__device__ void pad_scales(const Exchange& x, u32 thread, u32 threads) {
-    const u32 tokens = x.slot % 128;
+// MX: scales of 0 from the last of so many tokens to the end of its tile of 128, by so many threads.
+__device__ void pad_scales(const Exchange& x, u32 all, u32 thread, u32 threads) {
+    const u32 tokens = all % 128;
     if (x.form != MX || tokens == 0) return;
     for (u32 i = thread; i < x.layers * x.scale_tiles * 32; i += threads) {
         const u32 first = i % 32, rest = i / 32, layer = rest / x.scale_tiles, tile = rest - layer * x.scale_tiles;
-        u32* at = reinterpret_cast<u32*>(x.out_scales + layer * x.scales_layer + (u64(x.slot / 128) * x.scale_tiles + tile) * 512 + first * 16);
+        u32* at = reinterpret_cast<u32*>(x.out_scales + layer * x.scales_layer + (u64(all / 128) * x.scale_tiles + tile) * 512 + first * 16);
 #pragma unroll
         for (u32 quarter = 0; quarter < 4; ++quarter)
             if (quarter * 32 + first >= tokens) at[quarter] = 0;
     }
 }
 
-// The outputs of a step that failed, by one block.
+// The outputs of a step that failed, by one block: all of them, since a larger step may have left more rows than this one.
 __device__ __noinline__ void clear_outputs(const Exchange& x) {
-    each_tile(x, 0, x.slot, 0, 1, [&](u32 first, u32 rows) {
+    each_tile(x, 0, x.capacity, 0, 1, [&](u32 first, u32 rows) {
         Row row;
         row.place = first + threadIdx.x % WARP;
         if (threadIdx.x % WARP < rows) row.to = output_row(x, x.out, Place::of(x, row.place));
         put_rows(x, row, rows, x.unit);
     });
-    pad_scales(x, threadIdx.x, blockDim.x);
+    pad_scales(x, x.capacity, threadIdx.x, blockDim.x);
 }

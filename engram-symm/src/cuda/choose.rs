@@ -6,6 +6,7 @@ use engram_core::Ownership;
 use engram_cuda::{DeviceBuffer, Event, IdShape, IdType, Ids};
 
 use super::exchange::{Exchange, Push};
+use super::layout::Agreed;
 use crate::exchange::{Algorithm, Config};
 use crate::{Error, Group, Result, Step};
 
@@ -44,9 +45,9 @@ impl Choice {
         Self { ways: vec![Way { push, blocks }], measured: Vec::new(), line_tokens: 0 }
     }
 
-    /// Whether some slot may be pushed like this.
-    pub(super) fn has(&self, push: Push) -> bool {
-        self.ways.iter().any(|way| way.push == push)
+    /// Whether some slot may be pushed by lines.
+    pub(super) fn has_lines(&self) -> bool {
+        self.ways.iter().any(|way| way.push.by_lines())
     }
 
     /// The way for a slot: the fastest at the measured slot that is nearest, as a ratio, of those that do for the slot itself.
@@ -72,7 +73,7 @@ impl Choice {
 
 /// Whether a way does for a slot.
 fn does(way: Way, slot: u32, line_tokens: u32) -> bool {
-    way.push == Push::Flags || slot <= line_tokens
+    !way.push.by_lines() || slot <= line_tokens
 }
 
 /// Slots that are measured.
@@ -91,7 +92,8 @@ pub(super) struct Plan {
 
 impl Plan {
     /// `push` is the one way that is wanted, if any is.
-    pub(super) fn new(world: usize, capacity: u32, line_tokens: u32, blocks: u32, push: Option<Push>) -> Self {
+    pub(super) fn new(world: usize, capacity: u32, line_tokens: u32, agreed: Agreed, push: Option<Push>) -> Self {
+        let blocks = agreed.blocks;
         let measures = push.is_none() && world > 1;
         let slots = SLOTS.into_iter().filter(|&slot| measures && slot <= capacity).collect();
         let way = |push, blocks: u32| Way { push, blocks: blocks.max(1) };
@@ -102,6 +104,9 @@ impl Plan {
         ways.dedup();
         if measures && line_tokens > 0 {
             ways.push(way(Push::Lines, blocks));
+            if !agreed.marked {
+                ways.push(way(Push::LinesApart, blocks));
+            }
         }
         Self { slots, ways, line_tokens }
     }
@@ -208,17 +213,17 @@ mod tests {
     #[test]
     fn the_nearest_measured_slot_decides() {
         let way = |push, blocks| Way { push, blocks };
-        let ways = vec![way(Push::Flags, 132), way(Push::Flags, 33), way(Push::Lines, 132)];
+        let ways = vec![way(Push::Flags, 132), way(Push::Lines, 132), way(Push::LinesApart, 132)];
         let measured = [
-            (1, [7.0, 7.0, 5.0]),
-            (128, [15.0, 11.0, 10.0]),
-            (512, [26.0, 23.0, 31.0]),
-            (2048, [61.0, 73.0, f64::INFINITY]),
+            (1, [7.0, 5.0, 5.5]),
+            (128, [15.0, 8.0, 8.5]),
+            (512, [26.0, 31.0, 18.0]),
+            (2048, [61.0, f64::INFINITY, f64::INFINITY]),
         ];
         let measured = measured.map(|(slot, us)| Measured { slot, us: us.to_vec() }).to_vec();
         let choice = Choice { ways: ways.clone(), measured, line_tokens: 1024 };
         for (slot, expected) in
-            [(1, 2), (128, 2), (255, 2), (256, 1), (512, 1), (1023, 1), (1024, 0), (2048, 0), (9000, 0)]
+            [(1, 1), (128, 1), (255, 1), (256, 2), (512, 2), (1023, 2), (1024, 0), (2048, 0), (9000, 0)]
         {
             assert_eq!(choice.way(slot), ways[expected], "{slot}");
         }
@@ -237,11 +242,15 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_where_there_is_no_choice() {
-        assert_eq!(Plan::new(2, 2048, 1024, 132, Some(Push::Lines)).exchanges(), 0);
-        assert_eq!(Plan::new(1, 2048, 0, 132, None).exchanges(), 0);
-        // Four slots, and of the two ways with a block only that by lines for the first three.
-        let plan = Plan::new(2, 64, 32, 1, None);
-        assert_eq!((plan.ways.len(), plan.slots.len(), plan.exchanges()), (2, 4, (4 + 3) * 2 * ROUNDS));
+        let agreed = |blocks| Agreed { blocks, marked: false, direct: true, lines: true };
+        assert_eq!(Plan::new(2, 2048, 1024, agreed(132), Some(Push::Lines)).exchanges(), 0);
+        assert_eq!(Plan::new(1, 2048, 0, agreed(132), None).exchanges(), 0);
+        // Four slots, and of the three ways with a block only those by lines for the first three.
+        let plan = Plan::new(2, 64, 32, agreed(1), None);
+        assert_eq!((plan.ways.len(), plan.slots.len(), plan.exchanges()), (3, 4, (4 + 2 * 3) * 2 * ROUNDS));
         assert_eq!(plan.first().way(1), Way { push: Push::Flags, blocks: 1 });
+        // Rows with marks are not collected by warps of their own.
+        let plan = Plan::new(2, 64, 32, Agreed { marked: true, ..agreed(1) }, None);
+        assert!(plan.ways.iter().all(|way| way.push != Push::LinesApart));
     }
 }

@@ -12,6 +12,7 @@
 //! | [`PUSH`] | `push_lines_unmarked`, `push_lines_marked` | a whole step; rows of tables that may have NaN are marked | alike on all ranks, and so is [`Exchange::tile`] |
 //! | | `push_flags_any` | a whole step | alike on all ranks, up to [`Exchange::flag_blocks`] |
 //! | | `push_lines_plain`, `push_flags_plain` | the same, where [`Exchange::is_plain`] | the same |
+//! | | `push_lines_apart` | the same, some warps serving while the others collect | the same, and [`Exchange::servers`] |
 
 use engram_cuda::kernels::{Divisor, Ptx};
 
@@ -30,7 +31,14 @@ pub(super) const BARRIER: Ptx = Ptx::new(
 
 /// The exchanges without one.
 pub(super) const PUSH: Ptx = Ptx::new(
-    &["push_lines_plain", "push_lines_unmarked", "push_lines_marked", "push_flags_plain", "push_flags_any"],
+    &[
+        "push_lines_plain",
+        "push_lines_unmarked",
+        "push_lines_marked",
+        "push_lines_apart",
+        "push_flags_plain",
+        "push_flags_any",
+    ],
     ptx!("push.compute_80.ptx"),
     None,
 );
@@ -137,9 +145,8 @@ pub(super) struct Exchange {
     pub(super) out_column: u64,
     /// MX: bytes from a layer's scales to the next one's.
     pub(super) scales_layer: u64,
-    /// Offsets of the outputs, where other ranks write to them.
+    /// Offset of the output, where other ranks write to it.
     pub(super) peer_out: u64,
-    pub(super) peer_scales: u64,
     /// Offsets of i32 `[slot][layers][columns]` and `[requester][slot][layers][own][row_bytes]`.
     pub(super) shared_ids: u64,
     pub(super) shared_rows: u64,
@@ -186,6 +193,8 @@ pub(super) struct Exchange {
     pub(super) tiles: u32,
     /// Push by lines: the same of those that a rank sends to itself.
     pub(super) self_tile: u32,
+    /// Push by lines apart: warps of a block that serve others; the rest collect.
+    pub(super) servers: u32,
     /// Units of 8 bytes in a row's values.
     pub(super) halves: u32,
     pub(super) by_columns: Divisor,

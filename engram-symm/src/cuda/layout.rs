@@ -84,8 +84,8 @@ impl RowShape {
     }
 }
 
-/// Tokens of the largest slot that is pushed by lines: far more than pay.
-const LINE_TOKENS: u32 = 1024;
+/// Tokens of the largest slot that is pushed by lines, which take memory for all its rows.
+const LINE_TOKENS: u32 = 8192;
 
 /// Alignment of the parts, in bytes.
 const ALIGN: usize = 256;

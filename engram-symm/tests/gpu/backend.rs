@@ -34,6 +34,7 @@ pub(crate) trait Way: Send {
 
 pub(crate) struct Lines;
 pub(crate) struct LinesOfOneBlock;
+pub(crate) struct LinesApart;
 pub(crate) struct MarkedLines;
 pub(crate) struct Flags;
 pub(crate) struct FlaggedIds;
@@ -48,6 +49,11 @@ impl Way for Lines {
 impl Way for LinesOfOneBlock {
     const PUSH: Option<Push> = Some(Push::Lines);
     const MULTIPROCESSORS: Option<u32> = Some(1);
+}
+/// Few blocks, so that warps take several turns.
+impl Way for LinesApart {
+    const PUSH: Option<Push> = Some(Push::LinesApart);
+    const MULTIPROCESSORS: Option<u32> = Some(2);
 }
 impl Way for MarkedLines {
     const PUSH: Option<Push> = Some(Push::Lines);

@@ -1,6 +1,8 @@
 //! The suite on GPUs: ranks are processes, on one device and on a device each.
 
-use crate::backend::{Chosen, FlaggedIds, Flags, Gpu, Lines, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way};
+use crate::backend::{
+    Chosen, FlaggedIds, Flags, Gpu, Lines, LinesApart, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way,
+};
 use crate::ranks::{Rank, Spread, start};
 use crate::suite::Backend;
 use crate::suite::cases;
@@ -83,6 +85,7 @@ fn alone<B: Backend>(rank: &Rank) {
 conformance! {
     one_rank: 1, alone, Flags;
     two_ranks_by_lines: 2, of_two, Lines;
+    two_ranks_by_lines_apart: 2, of_two, LinesApart;
     two_ranks_by_marked_lines: 2, of_two, MarkedLines;
     two_ranks_by_flags: 2, of_two, Flags;
     two_ranks_with_flagged_ids: 2, of_two, FlaggedIds;
@@ -91,12 +94,15 @@ conformance! {
     two_ranks_through_the_host: 2, any_world, ThroughHost;
     two_ranks_as_measured: 2, any_world, Chosen;
     three_ranks_by_lines: 3, of_three, Lines;
+    three_ranks_by_lines_apart: 3, of_three, LinesApart;
     three_ranks_by_flags: 3, of_three, Flags;
     four_ranks_by_lines: 4, of_many, Lines;
+    four_ranks_by_lines_apart: 4, of_many, LinesApart;
     four_ranks_by_flags: 4, of_many, Flags;
     four_ranks_with_pinned_tables_by_lines: 4, of_many, PinnedLines;
     four_ranks_with_pinned_tables_by_flags: 4, of_many, PinnedFlags;
     eight_ranks_by_lines: 8, of_many, Lines;
+    eight_ranks_by_lines_apart: 8, of_many, LinesApart;
     eight_ranks_by_flags: 8, of_many, Flags;
     eight_ranks_with_pinned_tables_by_lines: 8, of_many, PinnedLines;
     eight_ranks_with_pinned_tables_by_flags: 8, of_many, PinnedFlags;
@@ -112,23 +118,25 @@ fn random<W: Way, const COUNT: u64>(rank: &Rank) {
 fn ten_thousand_random_exchanges() {
     let spread = Spread::all(2).pop().unwrap();
     start("exchange::ten_thousand_random_exchanges", 2, spread, "random", |rank| {
-        random::<Lines, 2500>(&rank);
-        random::<MarkedLines, 2500>(&rank);
-        random::<Flags, 2500>(&rank);
-        random::<Chosen, 2500>(&rank);
+        random::<Lines, 2000>(&rank);
+        random::<LinesApart, 2000>(&rank);
+        random::<MarkedLines, 2000>(&rank);
+        random::<Flags, 2000>(&rank);
+        random::<Chosen, 2000>(&rank);
     });
 }
 
 /// Tables in device and in pinned memory.
 fn random_in_all_ways<const COUNT: u64>(rank: &Rank) {
     random::<Lines, COUNT>(rank);
+    random::<LinesApart, COUNT>(rank);
     random::<MarkedLines, COUNT>(rank);
     random::<Flags, COUNT>(rank);
     random::<PinnedLines, COUNT>(rank);
     random::<PinnedFlags, COUNT>(rank);
 }
 
-/// 250 exchanges of ranks that take turns; else 6,250, and 1,250 that choose for themselves, which takes hundreds of exchanges each time.
+/// 300 exchanges of ranks that take turns; else 7,500, and 1,250 that choose for themselves, which takes hundreds of exchanges each time.
 fn stress(name: &str, world: usize) {
     start(name, world, Spread::widest(world), "random", |rank| {
         if rank.takes_turns() {

@@ -10,7 +10,7 @@ use engram_symm::cuda::{Exchange, Options, Push, peer_access};
 use engram_symm::protocol::{Fault, Phase};
 use engram_symm::{Algorithm, Error, Group, Output, Result};
 
-use crate::backend::{Chosen, FlaggedIds, Flags, Lines, LinesOfOneBlock, MarkedLines, ThroughHost, Way};
+use crate::backend::{Chosen, FlaggedIds, Flags, Lines, LinesApart, LinesOfOneBlock, MarkedLines, ThroughHost, Way};
 use crate::backend::{bytes, create, create_as, device};
 use crate::ranks::{Rank, Spread, die, start, start_with_victim};
 use crate::segments::{fail_next, failed, steps};
@@ -49,6 +49,7 @@ impl Subject {
     fn all(group: &mut Group, deadline: Duration, replay: bool) -> Vec<Self> {
         let mut all = vec![
             Self::new::<Lines>(group, deadline, Algorithm::Push),
+            Self::new::<LinesApart>(group, deadline, Algorithm::Push),
             Self::new::<MarkedLines>(group, deadline, Algorithm::Push),
             Self::new::<Flags>(group, deadline, Algorithm::Push),
             Self::new::<Flags>(group, deadline, Algorithm::Barrier),

@@ -9,7 +9,7 @@ use engram_cuda::kernels::Divisor;
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
 use engram_cuda::{Device, DeviceBuffer, FreeOfNan, Stream, Table};
 
-use super::{Exchange, Options, Push, narrow};
+use super::{Exchange, Options, narrow};
 use crate::cuda::choose::Plan;
 use crate::cuda::kernels::{self, BARRIER, NEAR, PUSH, Peer, STEP, THREADS};
 use crate::cuda::layout::{Agreed, Layout, unit};
@@ -63,7 +63,7 @@ impl Exchange {
     ///
     /// # Errors
     /// On all ranks, when one of them fails: [`Error::Invalid`] for a config that contradicts itself, tables of another format or without rows that
-    /// the rank owns, and [`Push::Lines`] where that cannot be; [`Error::Disagreement`] when ranks bring another name, config or options;
+    /// the rank owns, and a way by lines where that cannot be; [`Error::Disagreement`] when ranks bring another name, config or options;
     /// [`Error::Memory`] and [`Error::Cuda`].
     pub fn create(
         group: &mut Group,
@@ -94,8 +94,9 @@ impl Exchange {
         };
         let free_of_nan: Option<Vec<FreeOfNan>> = tables.iter().map(Table::keep_free_of_nan).collect();
         let split = split(group, device, access, options)?;
-        if let (Some(Push::Lines), Some(split)) = (options.push, split) {
-            return Err(invalid("way to push", &"Lines", &format!("Flags, since {split}")));
+        let by_lines = options.push.filter(|push| push.by_lines());
+        if let (Some(push), Some(split)) = (by_lines, split) {
+            return Err(invalid("way to push", &format!("{push:?}"), &format!("Flags, since {split}")));
         }
         let most = device.multiprocessors();
         let own = Traits {
@@ -107,7 +108,7 @@ impl Exchange {
         let agreed = agree(&traits, access, split);
         let layout = Layout::new(&config, world, agreed);
         let layout = group.agree(Step::Register, layout)?;
-        if options.push == Some(Push::Lines) && layout.line_tokens < config.capacity {
+        if by_lines.is_some() && layout.line_tokens < config.capacity {
             let expected = format!("at most {} to push by lines", layout.line_tokens);
             return Err(invalid("capacity", &config.capacity, &expected));
         }
@@ -120,7 +121,7 @@ impl Exchange {
         exchange.base.deadline_ns = nanos(exchange.config.deadline.max(Config::DEADLINE));
         exchange.choice = plan.measure(&mut exchange, group, &rows)?;
         exchange.base.deadline_ns = nanos(exchange.config.deadline);
-        if !agreed.marked && exchange.choice.has(Push::Lines) {
+        if !agreed.marked && exchange.choice.has_lines() {
             exchange._free_of_nan = free_of_nan.unwrap_or_default();
         }
         exchange.last_slot = 0;
@@ -159,7 +160,7 @@ impl Exchange {
             Some(buffer) => (buffer.address(), buffer.address() + row.out_bytes.next_multiple_of(256) as u64),
         };
         // The steps that measure come before the first.
-        let plan = Plan::new(world, config.capacity, layout.line_tokens, agreed.blocks, options.push);
+        let plan = Plan::new(world, config.capacity, layout.line_tokens, agreed, options.push);
         let last = options.epoch.wrapping_sub(plan.exchanges());
         start_after(device, &segments, (rank, world), last).map_err(cuda)?;
         let mut near = [Peer::default(); NEAR];
@@ -212,7 +213,7 @@ impl Exchange {
 
     /// What there is to measure.
     fn plan(&self, options: &Options) -> Plan {
-        Plan::new(self.world, self.config.capacity, self.layout.line_tokens, self.agreed.blocks, options.push)
+        Plan::new(self.world, self.config.capacity, self.layout.line_tokens, self.agreed, options.push)
     }
 }
 
@@ -356,7 +357,6 @@ fn base(
         out_column: row.out_column as u64,
         scales_layer: row.scales_layer as u64,
         peer_out: layout.out as u64,
-        peer_scales: layout.out_scales as u64,
         shared_ids: layout.shared_ids as u64,
         shared_rows: layout.shared_rows as u64,
         lines: layout.lines as u64,
@@ -387,6 +387,7 @@ fn base(
         tile: 1,
         tiles: 0,
         self_tile: 1,
+        servers: 0,
         halves: narrow(row.value_bytes / 8),
         line_count: 0,
         by_columns: Divisor::new(narrow(config.columns)),

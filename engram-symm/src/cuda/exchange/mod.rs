@@ -21,9 +21,19 @@ pub enum Push {
     /// Every 16 bytes say so themselves: fast for few tokens. Only where 16 bytes arrive as one: within a GPU, and between GPUs where the driver
     /// knows of native atomics ([`Device::has_native_atomics`]), that is over NVLink.
     Lines,
-    /// A flag for each block's share of the rows: fast for many tokens. Ids come as with [`Push::Lines`] where that can be; else they have flags
-    /// too.
+    /// As by lines, but some warps of each block serve while the others collect: fast for many tokens. As [`Push::Lines`] where rows are marked,
+    /// decoded or owned by range.
+    LinesApart,
+    /// A flag for each block's share of the rows: for many tokens where lines do not do. Ids come as with [`Push::Lines`] where that can be; else
+    /// they have flags too.
     Flags,
+}
+
+impl Push {
+    /// Whether 16 bytes have to arrive as one.
+    pub(super) fn by_lines(self) -> bool {
+        self != Self::Flags
+    }
 }
 
 /// How an exchange goes about it; alike on all ranks, where nothing else is said.
@@ -39,7 +49,7 @@ pub struct Options {
     pub epoch: u32,
     /// Ranks share host memory even where they could share device memory.
     pub through_host: bool,
-    /// Nothing counts on 16 bytes arriving as one, even where they do: ids have flags, and no slot is pushed by [`Push::Lines`].
+    /// Nothing counts on 16 bytes arriving as one, even where they do: ids have flags, and no slot is pushed by lines.
     pub only_flags: bool,
 }
 

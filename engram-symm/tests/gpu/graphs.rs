@@ -8,7 +8,9 @@ use engram_symm::cuda::{Exchange, Rows};
 use engram_symm::protocol::Fault;
 use engram_symm::{Algorithm, Error, Group};
 
-use crate::backend::{Chosen, FlaggedIds, Flags, Lines, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way};
+use crate::backend::{
+    Chosen, FlaggedIds, Flags, Lines, LinesApart, MarkedLines, PinnedFlags, PinnedLines, ThroughHost, Way,
+};
 use crate::backend::{bytes, create, device};
 use crate::ranks::{Rank, Spread, start};
 use crate::suite::Pace;
@@ -126,6 +128,7 @@ fn each_way(rank: &Rank, case: impl Fn(&Rank, Stage)) {
     case(rank, Stage::new::<MarkedLines>(rank, shape(), epoch));
     case(rank, Stage::new::<Flags>(rank, shape(), epoch));
     case(rank, Stage::new::<FlaggedIds>(rank, shape(), epoch));
+    case(rank, Stage::new::<LinesApart>(rank, shape(), epoch));
     case(rank, Stage::new::<PinnedLines>(rank, Shape { heads: false, ..shape() }, epoch));
     case(rank, Stage::new::<PinnedFlags>(rank, Shape { heads: false, ..shape() }, epoch));
     case(rank, Stage::new::<ThroughHost>(rank, shape(), epoch));

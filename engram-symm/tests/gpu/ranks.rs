@@ -131,6 +131,8 @@ pub(crate) fn start_with_victim(
     let start = |rank| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([name, "--exact", "--nocapture", "--include-ignored"]);
+        // A queue for each stream: kernels that wait for other ranks are not to be in the way of another exchange's.
+        command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         command.env(RANK, format!("{rank} {world} {run} {}", std::process::id())).spawn().unwrap()
     };
     for (rank, status) in Ranks((0..world).map(start).collect()).wait(&run).into_iter().enumerate() {

@@ -80,14 +80,15 @@ struct Exchange {
     u32 pairs;                       // Push: lines that a layer's ids take, of the most columns that a rank owns
     u32 line_count;                  // Push: lines of an owner
     u32 flag_blocks;
-    u32 tile, tiles;                 // Push: lines that a warp takes at a time, 1..=8, and how many times that gives
+    u32 tile, tiles;                 // Push: lines that go to a block together, 1..=32, or 1..=8 to one warp, and how many times that gives
+    u32 parts;                       // Push by lines: jobs of a tile, each of up to K * 32 chunks
     u32 self_tile;                   // Push by lines: lines that a warp takes at a time of those that this rank sends to itself
     u32 servers;                     // Push by lines apart: warps of a block that serve; the others collect
     u32 halves;                      // units of 8 bytes in a row's values
-    Divisor by_columns, by_layers, by_chunks, by_value_chunks, by_halves, by_pairs;
+    Divisor by_columns, by_layers, by_chunks, by_value_chunks, by_halves, by_pairs, by_parts;
     Peer near[NEAR];                 // the first ones: parameters are near, memory is not
 };
-static_assert(sizeof(Control) == 40 && sizeof(Peer) == 16 && sizeof(Layer) == 16 && sizeof(Exchange) == 456, "kernels.rs mirrors these structs");
+static_assert(sizeof(Control) == 40 && sizeof(Peer) == 16 && sizeof(Layer) == 16 && sizeof(Exchange) == 464, "kernels.rs mirrors these structs");
 
 #define KERNEL(name, body) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Exchange x) { body(x); }

@@ -144,12 +144,11 @@ __device__ bool receive_chunk(const Step& step, const Pair* at, uint4& data) {
     return here;
 }
 
-// Sends a tile's rows to a requester as its ids come. A lane knows its chunks before it knows their ids.
+// Sends a part of a tile's rows to a requester as its ids come. A lane knows its chunks before it knows their ids.
 template <bool MARKED, bool PLAIN>
-__device__ bool serve_lines(const Exchange& x, const Step& step, u32 tile, u32 requester) {
+__device__ bool serve_lines(const Exchange& x, const Step& step, u32 tile, u32 part, u32 requester) {
     const u32 all = Tiles::rows(x, tile) * x.chunks;
-#pragma unroll 1
-    for (u32 base = 0; base < all; base += K * WARP) {
+    if (const u32 base = part * K * WARP; base < all) {
         const Pair* line[K];
         Pair* to[K];
         u32 half[K], layer[K], chunk[K];
@@ -205,12 +204,11 @@ __device__ __noinline__ void put_odd_scales(const Exchange& x, u32 tile, u32 own
     if (find_place(x, owner, tile * x.tile * 2 + row, p)) store_scales(x, x.out_scales, p, Part(x, at - row * x.chunks), data);
 }
 
-// Takes a tile's chunks of an owner into the output as they come, and makes zero rows of those that nobody sends.
+// Takes a part of a tile's chunks of an owner into the output as they come, and makes zero rows of those that nobody sends.
 template <bool MARKED, bool PLAIN>
-__device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u32 owner) {
+__device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u32 part, u32 owner) {
     const u32 all = Tiles::rows(x, tile) * x.chunks;
-#pragma unroll 1
-    for (u32 base = 0; base < all; base += K * WARP) {
+    if (const u32 base = part * K * WARP; base < all) {
         Pair* from[K];
         u8* to[K];
         u32 bytes[K];                // and 0x100 where they are MX scales
@@ -258,9 +256,9 @@ __device__ bool collect_chunks(const Exchange& x, const Step& step, u32 tile, u3
 
 // The same for rows that are decoded: a row a warp, since all its chunks need its scales.
 template <bool MARKED>
-__device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 tile, u32 owner) {
+__device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 tile, u32 part, u32 owner) {
     const u32 lane = threadIdx.x % WARP, rows = Tiles::rows(x, tile);
-    for (u32 row = 0; row < rows; ++row) {
+    for (u32 row = part; row < rows; row += x.parts) {
         Place p;
         if (!find_place(x, owner, tile * x.tile * 2 + row, p)) continue;
         const i32 id = id_at(x, p);
@@ -292,16 +290,18 @@ __device__ __noinline__ bool collect_decoded(const Exchange& x, Step step, u32 t
 }
 
 template <bool MARKED, bool PLAIN>
-__device__ bool collect_lines(const Exchange& x, const Step& step, u32 tile, u32 owner) {
-    if (!PLAIN && decodes(x)) return collect_decoded<MARKED>(x, step, tile, owner);
-    return collect_chunks<MARKED, PLAIN>(x, step, tile, owner);
+__device__ bool collect_lines(const Exchange& x, const Step& step, u32 tile, u32 part, u32 owner) {
+    if (!PLAIN && decodes(x)) return collect_decoded<MARKED>(x, step, tile, part, owner);
+    return collect_chunks<MARKED, PLAIN>(x, step, tile, part, owner);
 }
 
-// This rank's own rows, by some warps, of which the last one has other things to do.
+// This rank's own rows, by some warps but the last, which has other things to do; from the first one on that is at rest.
 template <bool PLAIN>
-__device__ void serve_itself_by(const Exchange& x, u32 warp, u32 warps) {
-    const u32 first = warp + 1 == warps ? warp : warps - 2 - warp;
-    for (u32 tile = blockIdx.x + first * gridDim.x; tile * x.self_tile < x.line_count; tile += warps * gridDim.x) serve_itself<PLAIN>(x, tile, x.self_tile);
+__device__ void serve_itself_by(const Exchange& x, u32 warp, u32 warps, u32 at_rest) {
+    const u32 all = warps - 1;
+    if (warp == all) return;
+    const u32 first = (warp + all - at_rest % all) % all;
+    for (u32 tile = blockIdx.x + first * gridDim.x; tile * x.self_tile < x.line_count; tile += all * gridDim.x) serve_itself<PLAIN>(x, tile, x.self_tile);
 }
 
 // The last warp has the fewest jobs, none in a small step.
@@ -319,28 +319,25 @@ __device__ void push_lines(const Exchange& x) {
     Step step;
     if (!send_ids<PLAIN>(x, step)) return pass(x);
     const Tiles own;
-    // First what others wait for, then its own, then what others send: a warp that waits for rows has served all that it has to. Its
-    // own from the last warp but one on, and what others send from the first one that had nothing to serve.
+    // First what others wait for, then its own, then what others send: a warp that waits for rows has served all that it has to. What
+    // others send from the first warp on that had nothing to serve.
+    const u32 parts = own.count(x.tiles) * x.parts;
     bool ok = true;
     u32 next = own.warp;
-    for (u32 distance = 1; distance < x.world; ++distance)
-        for (u32 tile = blockIdx.x + next * gridDim.x;; tile += own.warps * gridDim.x, next += own.warps) {
-            if (tile >= x.tiles) {
-                next -= own.count(x.tiles);
-                break;
-            }
-            ok = ok && serve_lines<MARKED, PLAIN>(x, step, tile, after(x, distance));
+    for (u32 distance = 1; distance < x.world; ++distance, next -= parts)
+#pragma unroll 1
+        for (; next < parts; next += own.warps) {
+            const u32 tile = x.by_parts.divide(next);
+            ok = ok && serve_lines<MARKED, PLAIN>(x, step, blockIdx.x + tile * gridDim.x, next - tile * x.parts, after(x, distance));
         }
-    serve_itself_by<PLAIN>(x, own.warp, own.warps);
+    serve_itself_by<PLAIN>(x, own.warp, own.warps, 2 * parts * (x.world - 1));
     // Serving may fail in some lanes of a warp alone, and all of them have to meet where rows are decoded.
     if (!PLAIN) ok = __all_sync(ALL_LANES, ok);
-    for (u32 distance = 1; distance < x.world; ++distance)
-        for (u32 tile = blockIdx.x + next * gridDim.x;; tile += own.warps * gridDim.x, next += own.warps) {
-            if (tile >= x.tiles) {
-                next -= own.count(x.tiles);
-                break;
-            }
-            ok = ok && collect_lines<MARKED, PLAIN>(x, step, tile, after(x, distance));
+    for (u32 distance = 1; distance < x.world; ++distance, next -= parts)
+#pragma unroll 1
+        for (; next < parts; next += own.warps) {
+            const u32 tile = x.by_parts.divide(next);
+            ok = ok && collect_lines<MARKED, PLAIN>(x, step, blockIdx.x + tile * gridDim.x, next - tile * x.parts, after(x, distance));
         }
     end_lines(x, step, ok);
 }
@@ -427,7 +424,7 @@ __device__ void push_lines_apart_plain(const Exchange& x) {
     const u32 tiles = own.count(x.tiles);
     const bool serves = own.warp < x.servers;
     const u32 warp = serves ? own.warp : own.warp - x.servers, warps = serves ? x.servers : own.warps - x.servers;
-    if (!serves) serve_itself_by<true>(x, warp, warps);
+    if (!serves) serve_itself_by<true>(x, warp, warps, 0);
     // All ranks in turn, so that all links are busy.
     bool ok = true;
     u32 distance = warp, tile = blockIdx.x;

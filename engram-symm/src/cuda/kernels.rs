@@ -52,8 +52,11 @@ pub(super) const WARP: u32 = 32;
 /// Rows that a warp takes at a time, where it takes as many as it can.
 pub(super) const TILE: u32 = 16;
 
-/// Largest [`Exchange::tile`].
+/// Lines of the largest tile that one warp takes.
 pub(super) const LINE_TILE: u32 = TILE / 2;
+
+/// Chunks that a warp has under way at a time.
+pub(super) const ROUND: u32 = 2 * WARP;
 
 /// Length of [`Exchange::near`].
 pub(super) const NEAR: usize = 8;
@@ -188,9 +191,11 @@ pub(super) struct Exchange {
     pub(super) pairs: u32,
     pub(super) line_count: u32,
     pub(super) flag_blocks: u32,
-    /// Lines that a warp takes at a time, up to [`LINE_TILE`], and how many times that gives.
+    /// Lines that go to a block together, up to [`WARP`], and how many times that gives; up to [`LINE_TILE`] where a warp takes them alone.
     pub(super) tile: u32,
     pub(super) tiles: u32,
+    /// Push by lines: jobs of a tile, each of a warp and of up to [`ROUND`] chunks.
+    pub(super) parts: u32,
     /// Push by lines: the same of those that a rank sends to itself.
     pub(super) self_tile: u32,
     /// Push by lines apart: warps of a block that serve others; the rest collect.
@@ -203,6 +208,7 @@ pub(super) struct Exchange {
     pub(super) by_value_chunks: Divisor,
     pub(super) by_halves: Divisor,
     pub(super) by_pairs: Divisor,
+    pub(super) by_parts: Divisor,
     /// The first ranks, also in `far`: parameters are nearer than memory.
     pub(super) near: [Peer; NEAR],
 }
@@ -229,5 +235,5 @@ const _: () = {
     assert!(size_of::<Control>() == 40);
     assert!(size_of::<Peer>() == 16);
     assert!(size_of::<Layer>() == 16);
-    assert!(size_of::<Exchange>() == 456);
+    assert!(size_of::<Exchange>() == 464);
 };

@@ -386,6 +386,7 @@ fn base(
         flag_blocks: agreed.blocks,
         tile: 1,
         tiles: 0,
+        parts: 1,
         self_tile: 1,
         servers: 0,
         halves: narrow(row.value_bytes / 8),
@@ -396,6 +397,7 @@ fn base(
         by_value_chunks: Divisor::new(narrow(row.value_chunks)),
         by_halves: Divisor::new(narrow(row.value_bytes / 8)),
         by_pairs: Divisor::new(narrow(layout.pairs)),
+        by_parts: Divisor::new(1),
         near: addresses.near,
     }
 }

@@ -1,12 +1,13 @@
 //! The launches of one step.
 
 use engram_cuda::StreamRef;
+use engram_cuda::kernels::Divisor;
 use engram_cuda::raw::Module;
 
 use super::{Exchange, Push, narrow};
 use crate::Result;
 use crate::cuda::choose::Way;
-use crate::cuda::kernels::{self, LINE_TILE, THREADS, TILE, WARP};
+use crate::cuda::kernels::{self, LINE_TILE, ROUND, THREADS, TILE, WARP};
 use crate::protocol::Operation;
 
 impl Exchange {
@@ -32,14 +33,16 @@ impl Exchange {
     pub(super) fn enqueue_push(&self, param: kernels::Exchange, stream: StreamRef<'_>) -> Result<()> {
         let lines = param.slot * param.layers * param.pairs;
         let Way { push, blocks } = self.choice.way(param.slot);
-        let (tile, grid) = push_grid(push, lines, param.world, blocks);
+        let Shares { tile, parts, self_tile, grid } = Shares::new(push, lines, param.chunks, param.world, blocks);
         let operation = u32::from(Operation::Push.code());
         let param = kernels::Exchange {
             operation,
             line_count: lines,
             tile,
             tiles: lines.div_ceil(tile),
-            self_tile: (tile * 4).min(LINE_TILE),
+            parts,
+            by_parts: Divisor::new(parts),
+            self_tile,
             servers: grid.threads / WARP / SERVING_PART,
             ..param
         };
@@ -86,28 +89,63 @@ struct Grid {
 /// quarter of 16 warps, 54 with 6, 63 with 8, and 76 with 10.
 const SERVING_PART: u32 = 4;
 
-/// How a push is launched, for `lines` lines of each owner: lines that a warp takes at a time, and the grid. Alike on all ranks.
-///
-/// Few tokens spread over many blocks. Where there are more tiles to serve than warps, warps take as few turns as large tiles allow, and tiles are as
-/// small as those turns allow. By lines, a rank takes its own rows in larger tiles, and what others send in a turn of its own.
-fn push_grid(push: Push, lines: u32, world: u32, blocks: u32) -> (u32, Grid) {
-    let warps = u64::from(blocks * (THREADS / WARP));
-    // Four times the turns' tiles, and their lines.
-    let served = match push {
-        Push::Lines => u64::from(lines) * u64::from(4 * (world - 1) + 1),
-        // Half full, so that tiles are small enough to be collected while others are under way.
-        Push::LinesApart => u64::from(lines) * u64::from(8 * (world - 1)),
-        Push::Flags => u64::from(lines) * u64::from(4 * world),
-    };
-    let turns = served.div_ceil(4 * warps * u64::from(LINE_TILE)).max(1);
-    let tile = u32::try_from(served.div_ceil(4 * warps * turns)).unwrap_or(LINE_TILE).clamp(1, LINE_TILE);
-    let tiles = lines.div_ceil(tile);
-    let blocks = tiles.clamp(1, blocks);
-    let jobs_of_a_tile = if push == Push::Flags { world } else { 2 * world - 1 };
-    // One more, which has nothing else to do than to see that all ranks call the same.
-    let jobs = tiles.div_ceil(blocks).saturating_mul(jobs_of_a_tile).saturating_add(1);
-    let least = if push == Push::LinesApart { THREADS } else { WARP * 2 };
-    (tile, Grid { blocks, threads: jobs.saturating_mul(WARP).clamp(least, THREADS) })
+/// How the lines of an owner are shared out between blocks and warps: alike on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shares {
+    tile: u32,
+    parts: u32,
+    self_tile: u32,
+    grid: Grid,
+}
+
+impl Shares {
+    /// `lines` of each owner, for rows of `chunks` chunks.
+    fn new(push: Push, lines: u32, chunks: u32, world: u32, blocks: u32) -> Self {
+        match push {
+            Push::Lines => Self::of_rounds(lines, chunks, world, blocks),
+            Push::LinesApart | Push::Flags => Self::of_turns(push, lines, chunks, world, blocks),
+        }
+    }
+
+    /// A block's lines are one tile if lanes suffice, and what of it is under way at a time is a job of one warp, for as many warps as there are. A
+    /// rank's own rows are fewer jobs.
+    fn of_rounds(lines: u32, chunks: u32, world: u32, blocks: u32) -> Self {
+        let a_block = lines.div_ceil(blocks);
+        let tile = a_block.div_ceil(a_block.div_ceil(WARP));
+        let parts = parts(tile, chunks);
+        let self_tile = (a_block / 3).clamp(LINE_TILE / 2, LINE_TILE);
+        let tiles = lines.div_ceil(tile);
+        let blocks = tiles.min(blocks);
+        let others = tiles.div_ceil(blocks).saturating_mul(parts).saturating_mul(2 * (world - 1));
+        let own = lines.div_ceil(self_tile).div_ceil(blocks);
+        Self { tile, parts, self_tile, grid: Grid::of_jobs(blocks, others.saturating_add(own)) }
+    }
+
+    /// Where there are more tiles than warps, warps take as few turns as large tiles allow, and tiles are as small as those turns allow.
+    fn of_turns(push: Push, lines: u32, chunks: u32, world: u32, blocks: u32) -> Self {
+        // Apart, warps are half full, so that tiles are small enough to be collected while others are under way.
+        let served = u64::from(lines) * u64::from(if push == Push::LinesApart { 2 * (world - 1) } else { world });
+        let warps = u64::from(blocks * (THREADS / WARP));
+        let turns = served.div_ceil(warps * u64::from(LINE_TILE)).max(1);
+        let tile = u32::try_from(served.div_ceil(warps * turns)).unwrap_or(LINE_TILE).clamp(1, LINE_TILE);
+        let tiles = lines.div_ceil(tile);
+        let blocks = tiles.clamp(1, blocks);
+        let jobs = if push == Push::LinesApart { THREADS } else { tiles.div_ceil(blocks).saturating_mul(world) };
+        let parts = parts(tile, chunks);
+        Self { tile, parts, self_tile: (tile * 4).min(LINE_TILE), grid: Grid::of_jobs(blocks, jobs) }
+    }
+}
+
+/// Jobs of a tile, where warps share it: all do where a rank's tables or outputs are not what [`kernels::Exchange::is_plain`] means.
+fn parts(tile: u32, chunks: u32) -> u32 {
+    tile.saturating_mul(2 * chunks).div_ceil(ROUND)
+}
+
+impl Grid {
+    /// A warp for each job of a block, if there may be as many; and one more, which has nothing else to do than to see that all ranks call the same.
+    fn of_jobs(blocks: u32, jobs: u32) -> Self {
+        Self { blocks, threads: jobs.saturating_add(1).saturating_mul(WARP).clamp(WARP * 2, THREADS) }
+    }
 }
 
 #[cfg(test)]
@@ -116,25 +154,36 @@ mod tests {
 
     use super::*;
 
-    /// 2 layers of 24 heads between two ranks: 12 lines a token.
+    /// 2 layers of 24 heads between two ranks, 12 lines a token; rows of 17 chunks.
     #[test]
-    fn few_tokens_are_a_line_a_warp_and_many_fill_their_turns() {
-        let grid = |blocks, threads| Grid { blocks, threads };
-        assert_eq!(push_grid(Push::Lines, 12, 2, 132), (1, grid(12, 4 * WARP)));
-        assert_eq!(push_grid(Push::Lines, 128 * 12, 2, 132), (1, grid(132, THREADS)));
-        assert_eq!(push_grid(Push::Lines, 256 * 12, 2, 132), (2, grid(132, THREADS)));
+    fn few_tokens_are_a_line_a_block_and_many_fill_their_turns() {
+        let shares = |push, tokens: u32| {
+            let Shares { tile, parts, self_tile, grid } = Shares::new(push, tokens * 12, 17, 2, 132);
+            (tile, parts, self_tile, grid.blocks, grid.threads / WARP)
+        };
+        // Served, collected, its own, and the calls.
+        assert_eq!(shares(Push::Lines, 1), (1, 1, 4, 12, 4));
+        assert_eq!(shares(Push::Lines, 64), (6, 4, 4, 128, 11));
+        assert_eq!(shares(Push::Lines, 128), (12, 7, 4, 128, 16));
+        assert_eq!(shares(Push::Lines, 1024), (32, 17, 8, 132, 16));
         // Two turns of 6 lines rather than of 8, of which the second would be half empty.
-        assert_eq!(push_grid(Push::Flags, 1024 * 12, 2, 132), (6, grid(132, THREADS)));
-        assert_eq!(push_grid(Push::Flags, 2048 * 12, 2, 132), (8, grid(132, THREADS)));
-        assert_eq!(push_grid(Push::LinesApart, 1024 * 12, 2, 132), (6, grid(132, THREADS)));
+        assert_eq!(shares(Push::Flags, 1024), (6, 4, 8, 132, 16));
+        assert_eq!(shares(Push::Flags, 2048), (8, 5, 8, 132, 16));
+        assert_eq!(shares(Push::LinesApart, 1024), (6, 4, 8, 132, 16));
     }
 
     proptest! {
         #[test]
-        fn grids_keep_to_their_limits(lines in 1..1_u32 << 28, world in 1..512_u32, blocks in 1..200_u32, push in 0..3_usize) {
+        fn shares_keep_to_their_limits(
+            lines in 1..1_u32 << 28, chunks in 1..100_u32, world in 1..512_u32, blocks in 1..200_u32, push in 0..3_usize,
+        ) {
             let push = [Push::Lines, Push::LinesApart, Push::Flags][push];
-            let (tile, grid) = push_grid(push, lines, world, blocks);
-            prop_assert!((1..=LINE_TILE).contains(&tile));
+            let Shares { tile, parts, self_tile, grid } = Shares::new(push, lines, chunks, world, blocks);
+            // Lanes hold a tile's lines, and where a warp takes it alone, its rows.
+            let largest = if push == Push::Lines { WARP } else { LINE_TILE };
+            prop_assert!((1..=largest).contains(&tile));
+            prop_assert!((1..=LINE_TILE).contains(&self_tile));
+            prop_assert!(parts * ROUND >= tile * 2 * chunks);
             prop_assert!((1..=blocks).contains(&grid.blocks) && grid.blocks <= lines.div_ceil(tile));
             prop_assert!((2 * WARP..=THREADS).contains(&grid.threads) && grid.threads.is_multiple_of(WARP));
         }

@@ -16,6 +16,7 @@ use crate::{HEADS, LAYERS, WIDTH};
 pub(crate) enum Way {
     Chosen,
     Lines,
+    Apart,
     Flags,
     Barrier,
     Alone,
@@ -23,14 +24,16 @@ pub(crate) enum Way {
 
 impl Way {
     pub(crate) fn named(name: &str) -> Self {
-        let way = [Self::Chosen, Self::Lines, Self::Flags, Self::Barrier].into_iter().find(|way| way.name() == name);
-        way.unwrap_or_else(|| panic!("{name}: ways are chosen, lines, flags and barrier"))
+        let ways = [Self::Chosen, Self::Lines, Self::Apart, Self::Flags, Self::Barrier];
+        let way = ways.into_iter().find(|way| way.name() == name);
+        way.unwrap_or_else(|| panic!("{name}: ways are chosen, lines, apart, flags and barrier"))
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Chosen => "chosen",
             Self::Lines => "lines",
+            Self::Apart => "apart",
             Self::Flags => "flags",
             Self::Barrier => "barrier",
             Self::Alone => "alone",
@@ -44,15 +47,10 @@ impl Way {
     fn push(self) -> Option<Push> {
         match self {
             Self::Lines => Some(Push::Lines),
+            Self::Apart => Some(Push::LinesApart),
             Self::Flags | Self::Barrier => Some(Push::Flags),
             Self::Chosen | Self::Alone => None,
         }
-    }
-
-    /// Largest slot. Lines take memory for every 16 bytes of it: no exchange pushes larger ones that way.
-    pub(crate) fn capacity(self, wanted: &Wanted) -> u32 {
-        let largest = wanted.slots().max().unwrap_or(1);
-        if self == Self::Lines { largest.min(512) } else { largest }
     }
 }
 
@@ -65,7 +63,7 @@ pub(crate) enum Fetch {
 impl Fetch {
     /// Collective.
     pub(crate) fn new(stage: &mut Stage, way: Way, wanted: &Wanted) -> Self {
-        let capacity = way.capacity(wanted);
+        let capacity = wanted.capacity();
         if way == Way::Alone { Self::lookup(stage, capacity) } else { Self::exchange(stage, way, capacity, wanted) }
     }
 

@@ -10,8 +10,8 @@
 //! others (`alone`), as many rows as it asks for in an exchange. They come from its own part, since processes do not share one pinned table;
 //! across the bus go as many as in an exchange.
 //!
-//! Ways are `chosen` (push, as the exchange itself has chosen for each slot), `lines`, `flags` (push, one way only) and `barrier`, of which the
-//! first and the last by default.
+//! Ways are `chosen` (push, as the exchange itself has chosen for each slot), `lines`, `apart`, `flags` (push, one way only) and `barrier`, of which
+//! the first and the last by default.
 //!
 //! Prints a JSON line for each placement of the tables, one for each way's choice and one for each slot: microseconds an exchange on the slowest
 //! rank, `graph_us` the median over replays of a graph of 16 exchanges over 8 sets of ids, `host_us` what an eager call takes on the host,

@@ -103,8 +103,8 @@ impl Stage {
             let us = replay_us(self, &mut graph);
             self.print(json!({ "way": way.name(), "barrier_us": us }));
         }
-        for slot in wanted.slots().filter(|&slot| slot <= way.capacity(wanted)) {
-            let figures = self.slot(&mut fetch, way, slot, usize::try_from(way.capacity(wanted)).unwrap());
+        for slot in wanted.slots() {
+            let figures = self.slot(&mut fetch, way, slot, usize::try_from(wanted.capacity()).unwrap());
             self.print(figures);
         }
         fetch.close();

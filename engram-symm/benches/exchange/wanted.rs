@@ -46,4 +46,9 @@ impl Wanted {
     pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
         SLOTS.into_iter().chain(self.full_size.then_some(PREFILL))
     }
+
+    /// Tokens of the largest.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.slots().max().unwrap_or(1)
+    }
 }

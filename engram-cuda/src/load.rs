@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, mpsc};
 
-use engram_ple::{TableFormat, TableSource};
+use engram_ple::TableSource;
 
 use crate::error::Error;
 use crate::plan;
@@ -53,9 +53,9 @@ pub(crate) fn load<D: Destination>(
             destination.put(at, &mut |out| {
                 source.read_range(asked.clone(), out)?;
                 if nan.get().is_none()
-                    && let Some(row) = first_nan(source.format(), out)
+                    && let Some(row) = source.format().nan_rows(out).next()
                 {
-                    let _ = nan.set(asked.start + row);
+                    let _ = nan.set(asked.start + row as u64);
                 }
                 Ok(())
             })?;
@@ -93,20 +93,10 @@ pub(crate) fn load<D: Destination>(
     Ok(nan.into_inner())
 }
 
-/// The first of packed rows that has a NaN.
-fn first_nan(format: &TableFormat, rows: &[u8]) -> Option<u64> {
-    // Nearly always there is none, which is found out faster for all rows at once.
-    if !format.has_nan(rows) {
-        return None;
-    }
-    let row = rows.chunks(format.row_bytes()).position(|row| format.has_nan(row));
-    row.map(|row| row as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engram_ple::{FormatKind, MemorySource, SourceError, SynthSource};
+    use engram_ple::{FormatKind, MemorySource, SourceError, SynthSource, TableFormat};
 
     /// Rows in a plain vector that all threads write into.
     struct Shelf<'a>(&'a Mutex<Vec<u8>>, usize);

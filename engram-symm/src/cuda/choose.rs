@@ -13,7 +13,7 @@ use crate::{Error, Group, Result, Step};
 /// A way to push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// How what arrives is known to.
+    /// How a rank knows what has arrived.
     pub push: Push,
     /// Most blocks of the kernel: signals of few blocks are quicker, copies of many.
     pub blocks: u32,

@@ -155,9 +155,9 @@ pub(super) struct Exchange {
     pub(super) shared_rows: u64,
     /// Push: offset of lines `[2][requester][capacity][layers][pairs]`, 16 bytes each.
     pub(super) lines: u64,
-    /// Push by lines: offset of rows `[line_tokens][layers][columns]` of chunks.
+    /// Push by lines: offset of rows of chunks, owner after owner `[slot][layers][own]`; room for `[line_tokens][layers][columns]`.
     pub(super) landing: u64,
-    /// Push by flags: offset of rows `[capacity][layers][columns]` of chunks, or of their scales' chunks.
+    /// Push by flags: offset of such rows, or of their scales' chunks; room for `[capacity][layers][columns]`.
     pub(super) pushed_rows: u64,
     /// Offset in the signals of u64 `[2][world][flag_blocks]`.
     pub(super) flags: u64,
@@ -196,7 +196,7 @@ pub(super) struct Exchange {
     pub(super) tiles: u32,
     /// Push by lines: jobs of a tile, each of a warp and of up to [`ROUND`] chunks.
     pub(super) parts: u32,
-    /// Push by lines: the same of those that a rank sends to itself.
+    /// Push by lines: lines that a warp takes at a time of those that a rank sends to itself, up to [`LINE_TILE`].
     pub(super) self_tile: u32,
     /// Push by lines apart: warps of a block that serve others; the rest collect.
     pub(super) servers: u32,

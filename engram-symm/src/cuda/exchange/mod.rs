@@ -22,7 +22,7 @@ pub enum Push {
     /// knows of native atomics ([`Device::has_native_atomics`]), that is over NVLink.
     Lines,
     /// As by lines, but some warps of each block serve while the others collect: fast for many tokens. As [`Push::Lines`] where rows are marked,
-    /// decoded or owned by range.
+    /// decoded, owned by range or of sizes that are not multiples of 8 bytes, and between more than 8 ranks.
     LinesApart,
     /// A flag for each block's share of the rows: for many tokens where lines do not do. Ids come as with [`Push::Lines`] where that can be; else
     /// they have flags too.
@@ -67,8 +67,8 @@ pub struct Options {
 /// [`Table::wake`] refuses other rows.
 ///
 /// A fault is written to a word of the host's; [`check`](Self::check) reads it without waiting, and each later call fails by it. The exchange that
-/// failed leaves zero rows; graphs that are replayed afterwards leave the outputs as they find them, so that their rows count only while
-/// [`check`](Self::check) finds nothing.
+/// failed leaves zero rows; steps after that, of graphs that are replayed and of calls that nobody could refuse yet, leave the outputs as they find
+/// them, so that rows count only while [`check`](Self::check) finds nothing.
 #[derive(Debug)]
 pub struct Exchange {
     device: Device,

@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_where_there_is_no_choice() {
-        let agreed = |blocks| Agreed { blocks, marked: false, direct: true, lines: true };
+        let agreed = |blocks| Agreed { blocks, marked: false, direct: true, lines: true, landing: true };
         assert_eq!(Plan::new(2, 2048, 1024, agreed(132), Some(Push::Lines)).exchanges(), 0);
         assert_eq!(Plan::new(1, 2048, 0, agreed(132), None).exchanges(), 0);
         // Four slots, and of the three ways with a block only those by lines for the first three.

@@ -19,6 +19,8 @@ pub(super) struct Agreed {
     pub(super) direct: bool,
     /// 16 bytes arrive as one.
     pub(super) lines: bool,
+    /// Rows may be pushed by lines, which takes room for them to land.
+    pub(super) landing: bool,
 }
 
 /// Bytes of rows on their way, and of rows that have arrived.
@@ -136,7 +138,7 @@ impl Layout {
         let padded = capacity.checked_next_multiple_of(mx::TILE_TOKENS)?;
         product(&[padded, layers, columns, row.chunks.max(world)]).filter(|&count| count < 1 << 31)?;
 
-        let line_tokens = if agreed.lines { config.capacity.min(LINE_TOKENS) } else { 0 };
+        let line_tokens = if agreed.landing { config.capacity.min(LINE_TOKENS) } else { 0 };
         let line_slots = usize::try_from(line_tokens).ok()?;
         let pairs = own_columns.div_ceil(2);
         let landing_chunks = if agreed.marked { 2 * row.chunks } else { row.chunks };
@@ -216,7 +218,7 @@ mod tests {
         Layout::new(config, world, agreed).unwrap()
     }
 
-    const AGREED: Agreed = Agreed { blocks: 132, marked: false, direct: true, lines: true };
+    const AGREED: Agreed = Agreed { blocks: 132, marked: false, direct: true, lines: true, landing: true };
 
     #[test]
     fn rows_land_only_where_they_must() {
@@ -232,12 +234,12 @@ mod tests {
         assert_eq!(pushed(&bf16), (false, 256 * 48 * 7 * 16));
         assert_eq!(pushed(&packed), (true, 0));
         // Through the host outputs are elsewhere, so that everything lands, and nothing by lines.
-        let through_host = of(&mx, 2, Agreed { direct: false, lines: false, ..AGREED });
+        let through_host = of(&mx, 2, Agreed { direct: false, lines: false, landing: false, ..AGREED });
         assert_eq!((through_host.straight, through_host.line_tokens), (false, 0));
         assert_eq!(through_host.out_scales, through_host.data_bytes);
-        // Where 16 bytes may not arrive as one, nothing goes by lines either, but all that went straight still does.
-        let split = of(&mx, 2, Agreed { lines: false, ..AGREED });
-        assert_eq!((split.straight, split.line_tokens), (true, 0));
+        // Where nothing goes by lines, it has no room to, but all that went straight still does.
+        let flags = of(&mx, 2, Agreed { landing: false, ..AGREED });
+        assert_eq!((flags.straight, flags.line_tokens, flags.pushed_rows), (true, 0, flags.landing));
     }
 
     #[test]
@@ -258,9 +260,9 @@ mod tests {
     proptest! {
         /// Parts follow each other without overlap, each as large as what lies in it, and aligned.
         #[test]
-        fn parts_are_apart(world in 1..9_usize, columns in 1..40_usize, capacity in 1..3000_u32, heads: bool, marked: bool, direct: bool, lines: bool) {
+        fn parts_are_apart(world in 1..9_usize, columns in 1..40_usize, capacity in 1..3000_u32, heads: bool, marked: bool, direct: bool, landing: bool) {
             let config = config(FormatKind::E4m3E8m0x32, heads, world, columns, capacity, Output::Mx);
-            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct && lines });
+            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct, landing: direct && landing });
             let (tokens, across) = (capacity as usize, 2 * columns);
             let row = layout.row;
             let own = if heads { columns.div_ceil(world) } else { columns };

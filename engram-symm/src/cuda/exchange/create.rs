@@ -9,7 +9,7 @@ use engram_cuda::kernels::Divisor;
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
 use engram_cuda::{Device, DeviceBuffer, FreeOfNan, Stream, Table};
 
-use super::{Exchange, Options, narrow};
+use super::{Exchange, Options, Push, narrow};
 use crate::cuda::choose::Plan;
 use crate::cuda::kernels::{self, BARRIER, NEAR, PUSH, Peer, STEP, THREADS};
 use crate::cuda::layout::{Agreed, Layout, unit};
@@ -105,7 +105,9 @@ impl Exchange {
             rows: tables.iter().map(Table::rows).collect(),
         };
         let traits = group.gather_values(Step::Register, &own)?;
-        let agreed = agree(&traits, access, split);
+        // One rank alone pushes by flags unless the options say.
+        let wanted = options.push.map_or(world > 1, Push::by_lines);
+        let agreed = agree(&traits, access, split, wanted);
         let layout = Layout::new(&config, world, agreed);
         let layout = group.agree(Step::Register, layout)?;
         if by_lines.is_some() && layout.line_tokens < config.capacity {
@@ -217,13 +219,14 @@ impl Exchange {
     }
 }
 
-/// What follows from what all ranks say of themselves, and of what is between them.
-fn agree(traits: &[Traits], access: PeerAccess, split: Option<Split>) -> Agreed {
+/// What follows from what all ranks say of themselves, of what is between them, and from whether lines are wanted.
+fn agree(traits: &[Traits], access: PeerAccess, split: Option<Split>, wanted: bool) -> Agreed {
     Agreed {
         blocks: traits.iter().map(|rank| rank.blocks).min().unwrap_or(1),
         marked: traits.iter().any(|rank| !rank.free_of_nan),
         direct: matches!(access, PeerAccess::Direct(_)),
         lines: split.is_none(),
+        landing: wanted && split.is_none(),
     }
 }
 
@@ -411,11 +414,14 @@ mod tests {
     fn what_one_rank_lacks_nobody_counts_on() {
         let rank = |blocks, free_of_nan| Traits { blocks, free_of_nan, rows: Vec::new() };
         let direct = PeerAccess::Direct(Handle::Descriptor);
-        let agreed = agree(&[rank(132, true), rank(66, true)], direct, None);
-        assert_eq!(agreed, Agreed { blocks: 66, marked: false, direct: true, lines: true });
-        let agreed = agree(&[rank(132, true), rank(132, false)], direct, Some(Split::Path(0, 1)));
-        assert_eq!(agreed, Agreed { blocks: 132, marked: true, direct: true, lines: false });
-        let agreed = agree(&[rank(132, true)], PeerAccess::Host(Reason::HostBackend), Some(Split::Host));
-        assert_eq!(agreed, Agreed { blocks: 132, marked: false, direct: false, lines: false });
+        let agreed = agree(&[rank(132, true), rank(66, true)], direct, None, true);
+        assert_eq!(agreed, Agreed { blocks: 66, marked: false, direct: true, lines: true, landing: true });
+        // By flags, ids come in lines all the same.
+        let agreed = agree(&[rank(132, true)], direct, None, false);
+        assert_eq!(agreed, Agreed { blocks: 132, marked: false, direct: true, lines: true, landing: false });
+        let agreed = agree(&[rank(132, true), rank(132, false)], direct, Some(Split::Path(0, 1)), true);
+        assert_eq!(agreed, Agreed { blocks: 132, marked: true, direct: true, lines: false, landing: false });
+        let agreed = agree(&[rank(132, true)], PeerAccess::Host(Reason::HostBackend), Some(Split::Host), true);
+        assert_eq!(agreed, Agreed { blocks: 132, marked: false, direct: false, lines: false, landing: false });
     }
 }

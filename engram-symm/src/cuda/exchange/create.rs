@@ -10,7 +10,7 @@ use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
 use engram_cuda::{Device, DeviceBuffer, FreeOfNan, Stream, Table};
 
 use super::{Exchange, Options, Push, narrow};
-use crate::cuda::choose::Plan;
+use crate::cuda::choose::{Choice, Plan};
 use crate::cuda::kernels::{self, BARRIER, NEAR, PUSH, Peer, STEP, THREADS};
 use crate::cuda::layout::{Agreed, Layout, unit};
 use crate::cuda::reach::path_without_atomics;
@@ -115,9 +115,11 @@ impl Exchange {
             return Err(invalid("capacity", &config.capacity, &expected));
         }
         let segments = Segments::allocate(group, device, access, layout.signal_bytes, layout.data_bytes, 0xff)?;
-        let built = Self::build(device, config, tables, options, agreed, layout, segments, (rank, world));
+        let plan = Plan::new(world, config.capacity, layout.line_tokens, agreed, options.push);
+        // The steps that measure come before the first.
+        let last = options.epoch.wrapping_sub(plan.exchanges());
+        let built = Self::build(device, config, tables, (plan.first(), last), agreed, layout, segments, (rank, world));
         let mut exchange = group.agree(Step::Publish, built)?;
-        let plan = exchange.plan(options);
         let rows: Vec<_> = traits.into_iter().map(|rank| rank.rows).collect();
         // The deadline is about the caller's steps, and ranks come to these ones apart from each other.
         exchange.base.deadline_ns = nanos(exchange.config.deadline.max(Config::DEADLINE));
@@ -135,7 +137,7 @@ impl Exchange {
         device: &Device,
         config: Config,
         tables: &[Table],
-        options: &Options,
+        (choice, last): (Choice, u32),
         agreed: Agreed,
         layout: Layout,
         segments: Segments,
@@ -161,9 +163,6 @@ impl Exchange {
             None => (segments.data(rank) + layout.out as u64, segments.data(rank) + layout.out_scales as u64),
             Some(buffer) => (buffer.address(), buffer.address() + row.out_bytes.next_multiple_of(256) as u64),
         };
-        // The steps that measure come before the first.
-        let plan = Plan::new(world, config.capacity, layout.line_tokens, agreed, options.push);
-        let last = options.epoch.wrapping_sub(plan.exchanges());
         start_after(device, &segments, (rank, world), last).map_err(cuda)?;
         let mut near = [Peer::default(); NEAR];
         for (rank, peer) in near.iter_mut().enumerate().take(world) {
@@ -188,7 +187,7 @@ impl Exchange {
         );
         let exchange = Self {
             device: device.clone(),
-            choice: plan.first(),
+            choice,
             layout,
             agreed,
             rank,
@@ -211,11 +210,6 @@ impl Exchange {
         };
         exchange.clear_outputs()?;
         Ok(exchange)
-    }
-
-    /// What there is to measure.
-    fn plan(&self, options: &Options) -> Plan {
-        Plan::new(self.world, self.config.capacity, self.layout.line_tokens, self.agreed, options.push)
     }
 }
 

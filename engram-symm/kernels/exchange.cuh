@@ -62,8 +62,8 @@ struct Exchange {
     u64 peer_out;                    // offset of the output in data, where it is there
     u64 shared_ids, shared_rows;     // Barrier: i32 [slot][layers][columns], and rows [requester][slot][layers][own][row_bytes]
     u64 lines;                       // Push: [2][requester][capacity][layers][pairs] lines of 16 bytes
-    u64 landing;                     // Push by lines: rows [line_tokens][layers][columns] of chunks
-    u64 pushed_rows;                 // Push by flags: rows [capacity][layers][columns] of chunks, or of their scales' chunks
+    u64 landing;                     // Push by lines: rows of chunks, owner by owner as landed() has them
+    u64 pushed_rows;                 // Push by flags: the same, or their scales' chunks alone
     u64 flags;                       // Push by flags: in signals, u64 [2][world][flag_blocks], each written by one block of one rank
     u32 rank, world, layers, columns;
     u32 heads_a_rank;                // head ownership: rank r owns the columns from r * heads_a_rank on, that many; 0: rows are owned
@@ -318,8 +318,8 @@ __device__ void wait_for_blocks(const Exchange& x, const Step& step) {
     while (load(&x.control->steps) - before < STEP - own_part() && nanoseconds() - start < 1'000'000'000) {}
 }
 
-// For a block that finds the group failed, or asleep, before it has done anything: who waits for all blocks of a failed step need not wait
-// for this one.
+// For a block that can do nothing from the start: if that is because the group has failed, who waits for all blocks of that step need not
+// wait for this one.
 __device__ void pass(const Exchange& x) {
     if (threadIdx.x == 0 && load(&x.control->state) == FAILED) atomicAdd(&x.control->steps, own_part());
 }

@@ -114,6 +114,20 @@ pub fn fewer_tokens_than_the_slot<B: Backend>(mut group: Group) {
     }
 }
 
+/// Slots that give every worker several turns, the last one not full.
+pub fn many_tokens<B: Backend>(mut group: Group) {
+    for output in [Output::Packed, Output::Mx] {
+        let shape = Shape { capacity: 700, output, ..Shape::new(group.world(), 24) };
+        let mut rows = steady::<B>(&mut group, &shape);
+        for (step, slot) in [(0, 700), (1, 301), (2, 700)] {
+            for algorithm in BOTH {
+                exchange(&mut rows, (&shape, group.rank()), step, slot as usize - group.rank(), slot, algorithm);
+            }
+        }
+        rows.close().unwrap();
+    }
+}
+
 /// Ids in an array of more layers, with gaps between tokens.
 pub fn views_of_ids<B: Backend>(mut group: Group) {
     let shape = Shape::new(group.world(), 3);

@@ -71,6 +71,7 @@ macro_rules! conformance {
             rows_are_owned: [1, 2, 3, 4, 8],
             every_output: [3],
             fewer_tokens_than_the_slot: [3, 4, 8],
+            many_tokens: [3],
             views_of_ids: [2],
             delayed_writer: [2],
             delayed_reader: [2],

@@ -233,6 +233,27 @@ where
     });
 }
 
+/// Two exchanges that end at the same time, in another order on each rank. If one waited for the other, neither would end.
+pub fn closing_two_at_once<B: Backend>(mut group: Group)
+where
+    B::Exchange: Send,
+{
+    let shape = Shape::new(group.world(), 5);
+    let mut exchanges = [0, 1].map(|_| steady::<B>(&mut group, &shape));
+    for rows in &mut exchanges {
+        exchange(rows, (&shape, group.rank()), 0, 8, 8, Algorithm::Push);
+    }
+    let rank = group.rank();
+    std::thread::scope(|scope| {
+        for (number, rows) in exchanges.into_iter().enumerate() {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(if (rank + number).is_multiple_of(2) { 0 } else { 100 }));
+                rows.close().unwrap();
+            });
+        }
+    });
+}
+
 /// A rank calls once more than the others. They learn of it with their next call.
 pub fn different_call_counts<B: Backend>(mut group: Group) {
     let shape = Shape { deadline: Duration::from_secs(1), ..Shape::new(group.world(), 5) };

@@ -201,6 +201,7 @@ impl Exchange {
             last_slot: 0,
             eager: Mark::new(device).map_err(cuda)?,
             captured: Mark::new(device).map_err(cuda)?,
+            in_graphs: false,
             own_stream: Stream::new(device).map_err(cuda)?,
             base,
             _arrays: arrays,

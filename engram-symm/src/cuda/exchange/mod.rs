@@ -90,6 +90,8 @@ pub struct Exchange {
     /// The last eager call, and the last one of a capture.
     eager: Mark,
     captured: Mark,
+    /// Graphs may hold steps, of whose launches nobody tells.
+    in_graphs: bool,
     own_stream: Stream,
     /// What all launches have in common.
     base: kernels::Exchange,
@@ -213,6 +215,8 @@ impl Exchange {
     pub fn sleep(&mut self) -> Result<()> {
         self.require_awake()?;
         self.together(Operation::Sleep)?;
+        // What else reads the rows.
+        self.device.synchronize().map_err(|error| self.cuda("waiting", &error))?;
         self.set_state(kernels::ASLEEP)?;
         self.asleep = true;
         self.segments.discard()
@@ -242,6 +246,9 @@ impl Exchange {
 
     /// Ends the exchange together with all ranks, and waits for them. Collective, unless the group has failed: then this only ends it here.
     ///
+    /// An exchange with steps in graphs first waits for all that the device does, as [`sleep`](Self::sleep) does: of several ones, end those in the
+    /// same order on all ranks.
+    ///
     /// # Errors
     /// [`Error::Fault`] when the group fails now.
     pub fn close(mut self) -> Result<()> {
@@ -266,12 +273,17 @@ impl Exchange {
         self.in_order(stream, |exchange| exchange.enqueue_meeting(Operation::Meet, stream))
     }
 
-    /// A step without rows, waited for.
+    /// A step without rows after all others, waited for. Not for the whole device, unless graphs may still run: on it may be a step of another
+    /// exchange that waits for a rank which waits for this one.
     fn together(&mut self, operation: Operation) -> Result<()> {
         self.check()?;
-        // For graphs too, whose launches nobody has told of: their steps come before this one.
-        self.device.synchronize().map_err(|error| self.cuda("waiting", &error))?;
-        self.enqueue_meeting(operation, self.own_stream.as_ref())?;
+        if self.in_graphs {
+            self.device.synchronize().map_err(|error| self.cuda("waiting", &error))?;
+        }
+        let stream = self.own_stream.as_ref();
+        let ordered = self.eager.before(stream, self.scope(stream)?);
+        ordered.map_err(|error| self.cuda("ordering streams", &error))?;
+        self.enqueue_meeting(operation, stream)?;
         self.own_stream.synchronize().map_err(|error| self.cuda("waiting for the other ranks", &error))?;
         match self.check() {
             Err(fault @ Error::Fault(_)) => Err(fault),
@@ -290,6 +302,7 @@ impl Exchange {
             }
         };
         mark(self).map_err(|error| self.cuda("ordering streams", &error))?;
+        self.in_graphs |= scope.capture().is_some();
         enqueue(self)?;
         let mark = if scope.capture().is_none() { &mut self.eager } else { &mut self.captured };
         let recorded = mark.record(stream, scope);

@@ -25,8 +25,8 @@ __device__ bool find_place(const Exchange& x, u32 owner, u32 of, Place& p) {
     return column < columns_of(x, owner);
 }
 
-// Which of the rows that land at a requester is that of a place: owner by owner, so that what an owner sends has no gaps. Links carry it
-// a fifth faster than runs of its columns at their place in a token.
+// Which of the rows that land at a requester is that of a place: owner by owner, so that what an owner sends has no gaps. Links carry that
+// faster than runs of its columns at their place in a token, which do not use all of them alike.
 __device__ u32 landed(const Exchange& x, u32 owner, const Place& p) {
     const u32 before = columns_before(x, owner);
     return x.slot * x.layers * before + p.group * columns_of(x, owner) + (p.column - before);

@@ -91,6 +91,8 @@ fn alone<B: Backend>(rank: &Rank) {
 
 conformance! {
     one_rank: 1, alone, Flags;
+    one_rank_by_lines: 1, alone, Lines;
+    one_rank_by_lines_apart: 1, alone, LinesApart;
     two_ranks_by_lines: 2, of_two, Lines;
     two_ranks_by_lines_apart: 2, of_two, LinesApart;
     two_ranks_by_marked_lines: 2, of_two, MarkedLines;

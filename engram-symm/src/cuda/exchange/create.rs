@@ -239,8 +239,10 @@ fn split(group: &mut Group, device: &Device, access: PeerAccess, options: &Optio
 /// Refuses configs that contradict themselves, and tables that lack what this rank owns.
 fn check(config: &Config, world: usize, rank: usize, tables: &[Table]) -> Result<()> {
     config.check(world)?;
-    if world > MAX_WORLD || world > usize::try_from(THREADS).unwrap_or(0) {
-        return Err(invalid("ranks of the group", &world, &format!("at most {}", MAX_WORLD.min(512))));
+    // Kernels speak to all ranks at once, a thread each.
+    let most = MAX_WORLD.min(usize::try_from(THREADS).unwrap_or(0));
+    if world > most {
+        return Err(invalid("ranks of the group", &world, &format!("at most {most}")));
     }
     let owned = |layer: usize| match config.layers[layer].ownership {
         Ownership::Heads(shards) => (!shards.columns_of(rank).is_empty()).then_some(0..0),

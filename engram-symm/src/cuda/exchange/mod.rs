@@ -43,9 +43,9 @@ pub struct Options {
     /// Multiprocessors that its kernels may use, all by default. An exchange takes at most a half of each, so that two can run at once; more than
     /// two need a limit, since kernels that wait must leave room for those that they wait for. May differ between ranks; the least counts.
     ///
-    /// Exchanges that run at once also need hardware queues of their own. The driver spreads a process's streams over 8 queues unless
-    /// `CUDA_DEVICE_MAX_CONNECTIONS` says 32, and what follows a kernel in its queue may wait for its end: two exchanges whose streams share a queue
-    /// on one rank and not, or the other way round, on another wait for each other crosswise until the deadline.
+    /// While one of two that run at once waits for other ranks, the driver may make the other one wait for it: where their streams share a hardware
+    /// queue (as all do with `CUDA_DEVICE_MAX_CONNECTIONS=1`), and where memory is freed or unregistered, a module loaded or unloaded, or a 33rd
+    /// stream created meanwhile. Ranks on which that happens the other way round wait for each other until the deadline.
     pub multiprocessors: Option<u32>,
     /// The one way to push, instead of the faster one for each slot.
     pub push: Option<Push>,

@@ -26,8 +26,14 @@ where
     B::Exchange: Send,
 {
     cases!(rank, B: uneven_heads rows_are_owned fewer_tokens_than_the_slot many_tokens every_output late_but_in_time
-        back_to_back_across_the_wrap both_algorithms_in_turn two_groups_at_once closing_two_at_once slots_that_disagree
-        algorithms_that_disagree sleeping_and_waking refusals_are_local views_of_ids);
+        back_to_back_across_the_wrap both_algorithms_in_turn);
+    if rank.takes_turns() {
+        cases!(rank, B: two_groups_once_begun);
+    } else {
+        cases!(rank, B: two_groups_at_once);
+    }
+    cases!(rank, B: closing_two_at_once slots_that_disagree algorithms_that_disagree sleeping_and_waking refusals_are_local
+        views_of_ids);
 }
 
 fn of_two<B: Backend>(rank: &Rank)

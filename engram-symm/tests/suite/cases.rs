@@ -209,9 +209,24 @@ pub fn both_algorithms_in_turn<B: Backend>(mut group: Group) {
     rows.close().unwrap();
 }
 
-/// Two exchanges of the same ranks run at the same time and know nothing of each other. Their first steps come one after the other: on a device that
-/// processes share, the first kernel on a stream may wait for those that run, which may be the other exchange's.
-pub fn two_groups_at_once<B: Backend>(mut group: Group)
+/// Two exchanges of the same ranks run at the same time and know nothing of each other.
+pub fn two_groups_at_once<B: Backend>(group: Group)
+where
+    B::Exchange: Send,
+{
+    two_groups::<B>(group, 0);
+}
+
+/// The same, but the first steps come one after the other: on a device that processes share, the first kernel on a stream may wait for those that
+/// run, which may be the other exchange's.
+pub fn two_groups_once_begun<B: Backend>(group: Group)
+where
+    B::Exchange: Send,
+{
+    two_groups::<B>(group, 1);
+}
+
+fn two_groups<B: Backend>(mut group: Group, begun: u64)
 where
     B::Exchange: Send,
 {
@@ -219,12 +234,12 @@ where
     let mut exchanges = shapes.map(|shape| (steady::<B>(&mut group, &shape), shape));
     let rank = group.rank();
     for (rows, shape) in &mut exchanges {
-        exchange(rows, (shape, rank), 0, 4, 4, BOTH[0]);
+        (0..begun).for_each(|step| exchange(rows, (shape, rank), step, 4, 4, BOTH[step as usize % 2]));
     }
     std::thread::scope(|scope| {
         for (mut rows, shape) in exchanges {
             scope.spawn(move || {
-                for step in 1..100 {
+                for step in begun..100 {
                     // They go at different speeds, and differently on each rank.
                     if step % 7 == (rank + shape.columns) as u64 % 7 {
                         std::thread::sleep(Duration::from_micros(200));

@@ -79,6 +79,7 @@ macro_rules! conformance {
             back_to_back_across_the_wrap: [2, 3],
             both_algorithms_in_turn: [4],
             two_groups_at_once: [3],
+            two_groups_once_begun: [2],
             closing_two_at_once: [2],
             different_call_counts: [3],
             another_buffer_order: [3],

@@ -44,8 +44,8 @@ pub struct Options {
     /// two need a limit, since kernels that wait must leave room for those that they wait for. May differ between ranks; the least counts.
     ///
     /// While one of two that run at once waits for other ranks, the driver may make the other one wait for it: where their streams share a hardware
-    /// queue (as all do with `CUDA_DEVICE_MAX_CONNECTIONS=1`), and where memory is freed or unregistered, a module loaded or unloaded, or a 33rd
-    /// stream created meanwhile. Ranks on which that happens the other way round wait for each other until the deadline.
+    /// queue (as all do with `CUDA_DEVICE_MAX_CONNECTIONS=1`), and where memory is freed or unregistered, a module loaded or unloaded, or one more of
+    /// many streams created meanwhile. Ranks on which that happens the other way round wait for each other until the deadline.
     pub multiprocessors: Option<u32>,
     /// The one way to push, instead of the faster one for each slot.
     pub push: Option<Push>,

@@ -70,7 +70,7 @@ __device__ void serve(const Exchange& x) {
 __device__ bool all_served(const Exchange& x, const Step& step) {
     bool ok = true;
     for (u32 rank = threadIdx.x; ok && rank < x.world; rank += blockDim.x)
-        ok = rank == x.rank || wait_for(x, step, rank, ROWS, word(x, x.rank, rank, DONE));
+        ok = rank == x.rank || wait_for(x, step, rank, ROWS, own_word(x, rank, DONE));
     return __syncthreads_and(ok);
 }
 

@@ -131,12 +131,24 @@ __device__ u64 nanoseconds() {
 
 // PLAIN kernels are for what is common: few ranks, whole heads, wide units, nothing decoded. They have little code, of which each
 // instruction counts where a step takes a few thousand cycles.
+//
+// A far rank is loaded by an instruction of its own: as a choice between two addresses, of a parameter and of memory, each use would
+// load the parameter as if it were memory.
 template <bool PLAIN = false>
-__device__ const Peer& peer(const Exchange& x, u32 rank) { return PLAIN || rank < NEAR ? x.near[rank] : x.far[rank]; }
+__device__ Peer peer(const Exchange& x, u32 rank) {
+    if (PLAIN || rank < NEAR) return x.near[rank];
+    u64 signals, data;
+    asm("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(signals), "=l"(data) : "l"(x.far + rank));
+    return {reinterpret_cast<u8*>(signals), reinterpret_cast<u8*>(data)};
+}
 
 // The word of the line that rank `from` writes in the memory of rank `owner`.
 __device__ u64* word(const Exchange& x, u32 owner, u32 from, u32 at) {
     return reinterpret_cast<u64*>(peer(x, owner).signals + LINE * (1 + from) + at);
+}
+// The same in this rank's own memory, where the control line is the first one.
+__device__ u64* own_word(const Exchange& x, u32 from, u32 at) {
+    return reinterpret_cast<u64*>(reinterpret_cast<u8*>(x.control) + LINE * (1 + from) + at);
 }
 
 // The rank `distance` after this one.
@@ -197,9 +209,9 @@ __device__ __noinline__ void mismatch(const Exchange& x, const Step& step, u32 p
 
 // Takes over what `peer` reports, if anything, as far as it concerns this step: who calls the next step has done its part of this one.
 __device__ bool learn(const Exchange& x, const Step& step, u32 peer) {
-    const u64 fault = load_acquire(word(x, x.rank, peer, POISON));
+    const u64 fault = load_acquire(own_word(x, peer, POISON));
     if (fault == 0) return false;
-    u64 ours = load(word(x, x.rank, peer, OURS)), theirs = load(word(x, x.rank, peer, THEIRS));
+    u64 ours = load(own_word(x, peer, OURS)), theirs = load(own_word(x, peer, THEIRS));
     if ((fault & 0xff) != MISMATCH) return fail(x, fault, ours, theirs, false), true;
     // The two calls differ, so that at least one is not this rank's: its rank is who disagrees.
     u32 culprit = u32(fault >> 16) & 0xffff;
@@ -214,7 +226,7 @@ __device__ u64 blame(const Exchange& x, const Step& step, u32 owing, u32 phase) 
     u32 epoch = step.epoch();
     for (u32 distance = x.world - 1; distance > 0; --distance) {
         const u32 peer = after(x, distance);
-        if (step.ahead(load(word(x, x.rank, peer, CALL))) < 0) owing = peer, phase = IDS;
+        if (step.ahead(load(own_word(x, peer, CALL))) < 0) owing = peer, phase = IDS;
     }
     for (u32 hops = 0; hops < x.world && (phase == IDS || x.operation == BARRIER); ++hops) {
         const u32 stuck_in = phase == IDS ? epoch - 1 : epoch;
@@ -236,7 +248,7 @@ __device__ __noinline__ bool given_up(const Exchange& x, Step step, u32 owing, u
     for (u32 distance = 1; distance < x.world; ++distance) {
         const u32 peer = after(x, distance);
         if (learn(x, step, peer)) return true;
-        const u64 theirs = load(word(x, x.rank, peer, CALL));
+        const u64 theirs = load(own_word(x, peer, CALL));
         const i32 ahead = step.ahead(theirs);
         // One ahead has completed this step; one behind has yet to come.
         if ((ahead == 0 && theirs != step.call) || ahead < -1 || ahead > 1) return mismatch(x, step, peer, theirs), true;
@@ -267,7 +279,7 @@ __device__ bool wait_for(const Exchange& x, const Step& step, u32 owing, u32 pha
 // Waits until `peer` has made the same call.
 __device__ bool called(const Exchange& x, const Step& step, u32 peer) {
     u64 theirs;
-    const bool came = wait(x, step, peer, IDS, [&] { return step.ahead(theirs = load_acquire(word(x, x.rank, peer, CALL))) >= 0; });
+    const bool came = wait(x, step, peer, IDS, [&] { return step.ahead(theirs = load_acquire(own_word(x, peer, CALL))) >= 0; });
     if (!came || theirs == step.call || step.ahead(theirs) == 1) return came;
     mismatch(x, step, peer, theirs);
     return false;

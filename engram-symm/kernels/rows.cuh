@@ -224,9 +224,19 @@ struct Units {
     u32 from, to;
 };
 
+// What copying values needs of an exchange. By value, since a function that is called, not inlined, would read parameters as if they
+// were memory.
+struct Values {
+    u32 bytes, halves, chunks;
+    Divisor by_halves, by_chunks;
+
+    __device__ explicit Values(const Exchange& x)
+        : bytes(x.value_bytes), halves(x.halves), chunks(x.value_chunks), by_halves(x.by_halves), by_chunks(x.by_value_chunks) {}
+};
+
 // A tile's values as they are. One copy in a kernel.
-__device__ __noinline__ void copy_values(const Exchange& x, Row row, u32 rows, Units units) {
-    if (min(units.from, units.to) == 8 && x.value_bytes % 8 == 0) {
+__device__ __noinline__ void copy_values(Values x, Row row, u32 rows, Units units) {
+    if (min(units.from, units.to) == 8 && x.bytes % 8 == 0) {
         // Side by side, so that a warp's loads and stores are whole lines all the same.
         each_part<4, uint2>(rows, x.halves, x.by_halves,
             [&](u32 lane, u32 half) {
@@ -238,7 +248,7 @@ __device__ __noinline__ void copy_values(const Exchange& x, Row row, u32 rows, U
                 if (here && to != nullptr) to[half] = value;
             });
     } else if (min(units.from, units.to) >= 16) {
-        each_part<4, uint4>(rows, x.value_chunks, x.by_value_chunks,
+        each_part<4, uint4>(rows, x.chunks, x.by_chunks,
             [&](u32 lane, u32 chunk) {
                 const u8* from = from_lane(row.values, lane);
                 return from == nullptr ? uint4{0, 0, 0, 0} : reinterpret_cast<const uint4*>(from)[chunk];
@@ -248,7 +258,7 @@ __device__ __noinline__ void copy_values(const Exchange& x, Row row, u32 rows, U
                 if (here && to != nullptr) reinterpret_cast<uint4*>(to)[chunk] = value;
             });
     } else if (row.to != nullptr) {
-        copy_single_bytes(row.values, row.to, x.value_bytes);
+        copy_single_bytes(row.values, row.to, x.bytes);
     }
 }
 
@@ -264,7 +274,7 @@ __device__ void copy_scales(const Exchange& x, const Row& row, Units units) {
 // A tile's rows as they are: values to `to`, scales to `scales_to`.
 template <bool PLAIN = false>
 __device__ void copy_rows(const Exchange& x, const Row& row, u32 rows, Units units) {
-    copy_values(x, row, rows, units);
+    copy_values(Values(x), row, rows, units);
     if (row.to != nullptr) copy_scales<PLAIN>(x, row, units);
 }
 
@@ -295,7 +305,7 @@ template <bool PLAIN = false>
 __device__ void put_rows(const Exchange& x, Row row, u32 rows, u32 unit) {
     row.scales_to = row.to + x.value_bytes;
     if (!PLAIN && decodes(x)) return decode_rows(x, row, rows, unit);
-    copy_values(x, row, rows, {unit, x.out_unit});
+    copy_values(Values(x), row, rows, {unit, x.out_unit});
     if (row.to == nullptr) return;
     if (x.form == MX)
         put_scales<PLAIN>(x, row, unit);

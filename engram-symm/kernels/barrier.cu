@@ -6,8 +6,10 @@
 // and what kernels before this one have written has been delivered.
 __device__ void meet(const Exchange& x) {
     Step step;
-    if (!enter(x, step)) return;
-    call_all(x, step, threadIdx.x, blockDim.x, [](u64* at, u64 call) { store(at, call); });
+    u64* first = nullptr;
+    if (!enter(x, step, [&] { first = other_call(x, threadIdx.x); })) return;
+    if (first != nullptr) store(first, step.call);
+    call_all(x, step, threadIdx.x + blockDim.x, blockDim.x, [](u64* at, u64 call) { store(at, call); });
     __syncthreads();
     // Not in the way of those who wait: by another warp. The step counts as complete for the kernels that follow this one.
     if (threadIdx.x == blockDim.x - 1) {

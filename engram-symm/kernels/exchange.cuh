@@ -295,11 +295,16 @@ __device__ bool alone(const Exchange& x, const Step& step) {
     return false;
 }
 
+// Where another rank sees what this one calls; null for this rank itself, and past the last one.
+__device__ u64* other_call(const Exchange& x, u32 rank) {
+    return rank < x.world && rank != x.rank ? word(x, rank, x.rank, CALL) : nullptr;
+}
+
 // Tells all ranks what this one calls, a thread a rank; and waits until they have called the same.
 template <typename Store>
 __device__ void call_all(const Exchange& x, const Step& step, u32 thread, u32 threads, Store store) {
     for (u32 rank = thread; rank < x.world; rank += threads)
-        if (rank != x.rank) store(word(x, rank, x.rank, CALL), step.call);
+        if (u64* call = other_call(x, rank)) store(call, step.call);
 }
 __device__ bool all_called(const Exchange& x, const Step& step, u32 thread, u32 threads) {
     bool ok = true;

@@ -494,6 +494,60 @@ pub(crate) unsafe fn launch(
     )
 }
 
+/// Launches kernels that start early.
+#[derive(Clone, Copy)]
+pub(crate) struct EarlyLaunch(
+    unsafe extern "C" fn(*const sys::LaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> CuResult,
+);
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const EARLY: c_int = 6;
+
+impl EarlyLaunch {
+    /// Looks `cuLaunchKernelEx` up, which came with CUDA 11.8.
+    pub(crate) fn find() -> Result<Self> {
+        type LaunchEx = unsafe extern "C" fn(
+            *const sys::LaunchConfig,
+            sys::CUfunction,
+            *mut *mut c_void,
+            *mut *mut c_void,
+        ) -> CuResult;
+        let address = late(c"cuLaunchKernelEx", CudaVersion(11_080))?;
+        // SAFETY: the driver gave this address for cuLaunchKernelEx of CUDA 11.8, which takes these and returns a result code.
+        Ok(Self(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(address) }))
+    }
+
+    /// # Safety
+    /// As for [`launch`]. The kernel waits for what is ahead of it by itself.
+    pub(crate) unsafe fn launch(
+        self,
+        name: &str,
+        function: sys::CUfunction,
+        grid: [c_uint; 3],
+        block: [c_uint; 3],
+        stream: sys::CUstream,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let mut attribute = sys::LaunchAttribute { kind: EARLY, padding: 0, value: [0; 16] };
+        attribute.value[0] = 1;
+        let config = sys::LaunchConfig {
+            grid,
+            block,
+            shared_bytes: 0,
+            stream,
+            attributes: &raw const attribute,
+            attribute_count: 1,
+        };
+        // SAFETY: the config and its attribute live until the call is over, and the rest the caller vouches for.
+        let result = unsafe { self.0(&raw const config, function, params.as_mut_ptr(), ptr::null_mut()) };
+        if result == CuResult::SUCCESS {
+            return Ok(());
+        }
+        let doing = format!("launching {name} with {grid:?} blocks of {block:?} threads");
+        Err(DriverError { api: "cuLaunchKernelEx", code: DriverCode(result.0), doing })
+    }
+}
+
 /// # Safety
 /// `data` stays valid, and may be used from another thread, whenever the stream (or a graph captured from it) runs the function.
 pub(crate) unsafe fn launch_host(stream: sys::CUstream, function: sys::HostFn, data: *mut c_void) -> Result<()> {

@@ -26,6 +26,7 @@ pub struct Ptx {
     pub entries: &'static [&'static str],
     sm_80: &'static str,
     sm_90: Option<&'static str>,
+    early: bool,
 }
 
 impl Ptx {
@@ -39,7 +40,26 @@ impl Ptx {
         if let Some(text) = sm_90 {
             assert!(matches!(text.as_bytes(), [.., 0]), "the text ends with a NUL");
         }
-        Self { entries, sm_80, sm_90 }
+        Self { entries, sm_80, sm_90, early: false }
+    }
+
+    /// Has the kernels of the text for 9.0 start early: they may be on the device before the kernel ahead of them in their stream is done, from
+    /// when that one allows it (`griddepcontrol.launch_dependents`) or else is done. Each of them has to execute `griddepcontrol.wait`, in all
+    /// threads, before it reads or writes any memory: from there on all that came before is done and seen.
+    ///
+    /// # Panics
+    /// When there is no text for 9.0.
+    #[must_use]
+    pub const fn starting_early(mut self) -> Self {
+        assert!(self.sm_90.is_some(), "kernels that start early need compute capability 9.0");
+        self.early = true;
+        self
+    }
+
+    /// Whether they do on a GPU of this compute capability.
+    #[must_use]
+    pub fn starts_early(&self, major: i32) -> bool {
+        self.early && major >= 9
     }
 
     /// The text for a GPU of this compute capability, NUL-terminated as `cuModuleLoadData` wants it.

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 
 use crate::device::Device;
-use crate::driver;
+use crate::driver::{self, EarlyLaunch};
 use crate::error::{DriverError, Error};
 use crate::kernels::Ptx;
 use crate::stream::StreamRef;
@@ -14,7 +14,15 @@ use crate::sys;
 /// All kernels of some PTX texts, compiled for the device and resolved.
 pub(crate) struct Kernels {
     modules: Vec<sys::CUmodule>,
-    functions: Vec<(&'static str, sys::CUfunction)>,
+    functions: Vec<Function>,
+}
+
+/// An entry.
+struct Function {
+    name: &'static str,
+    handle: sys::CUfunction,
+    /// Of a kernel that starts early.
+    early: Option<EarlyLaunch>,
 }
 
 // SAFETY: the driver lets any thread use modules and functions.
@@ -41,13 +49,14 @@ impl Kernels {
         // SAFETY: the caller has made a context current, and the text is PTX.
         let module = unsafe { driver::load_module(text) }?;
         self.modules.push(module);
+        let early = ptx.starts_early(major).then(EarlyLaunch::find).transpose()?;
         for &name in ptx.entries {
             let symbol = CString::new(name).expect("entry names have no NUL");
             // SAFETY: the module is live.
-            let function = unsafe { driver::function(module, &symbol) }?;
+            let handle = unsafe { driver::function(module, &symbol) }?;
             // SAFETY: the function is live.
-            unsafe { driver::load_function(function) }?;
-            self.functions.push((name, function));
+            unsafe { driver::load_function(handle) }?;
+            self.functions.push(Function { name, handle, early });
         }
         Ok(())
     }
@@ -64,11 +73,15 @@ impl Kernels {
         stream: sys::CUstream,
         param: &P,
     ) -> Result<(), DriverError> {
-        let function = self.functions.iter().find(|(entry, _)| *entry == name);
-        let &(_, function) = function.expect("the text has an entry of this name");
+        let function = self.functions.iter().find(|function| function.name == name);
+        let function = function.expect("the text has an entry of this name");
         let mut params = [(&raw const *param).cast_mut().cast::<c_void>()];
-        // SAFETY: one parameter of the right type, by the caller's promise; the driver copies it during the call.
-        unsafe { driver::launch(name, function, grid, block, stream, &mut params) }
+        match function.early {
+            // SAFETY: one parameter of the right type, by the caller's promise; the driver copies it during the call.
+            None => unsafe { driver::launch(name, function.handle, grid, block, stream, &mut params) },
+            // SAFETY: as above, and `Ptx::starting_early` says what the kernel does.
+            Some(early) => unsafe { early.launch(name, function.handle, grid, block, stream, &mut params) },
+        }
     }
 
     /// Unloads everything. The context is current.
@@ -109,7 +122,8 @@ impl Module {
     /// # Safety
     /// `P` is laid out as the entry's parameter, its addresses are valid for what the entry does with them, and the launch is one that the entry
     /// can have. The stream is of this device's primary context. Until the kernel is done, and as long as a graph that captured the launch can
-    /// be launched, this module and all that the parameter names stay.
+    /// be launched, this module and all that the parameter names stay. Where [`Ptx::starts_early`], the entry waits as
+    /// [`Ptx::starting_early`] says.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -132,7 +146,7 @@ impl Module {
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let entries: Vec<_> = self.kernels.functions.iter().map(|(name, _)| name).collect();
+        let entries: Vec<_> = self.kernels.functions.iter().map(|function| function.name).collect();
         f.debug_struct("Module").field("device", &self.device.ordinal()).field("entries", &entries).finish()
     }
 }

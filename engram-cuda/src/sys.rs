@@ -51,9 +51,30 @@ pub(crate) struct MemoryAccess {
     pub(crate) access: c_int,
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: CUstream,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`, of those whose value is a number: the rest of its 64 bytes is not read.
+#[repr(C, align(8))]
+pub(crate) struct LaunchAttribute {
+    pub(crate) kind: c_int,
+    pub(crate) padding: c_int,
+    pub(crate) value: [c_int; 16],
+}
+
 const _: () = {
     assert!(size_of::<AllocationProperty>() == 32);
     assert!(size_of::<MemoryAccess>() == 12);
+    assert!(size_of::<LaunchConfig>() == 56);
+    assert!(size_of::<LaunchAttribute>() == 72);
 };
 
 pub(crate) type HostFn = unsafe extern "C" fn(*mut c_void);

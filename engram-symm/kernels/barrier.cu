@@ -6,6 +6,7 @@
 // and what kernels before this one have written has been delivered.
 __device__ void meet(const Exchange& x) {
     Step step;
+    // Most groups have a thread for every rank.
     u64* first = nullptr;
     if (!enter(x, step, [&] { first = other_call(x, threadIdx.x); })) return;
     if (first != nullptr) store(first, step.call);
@@ -18,6 +19,8 @@ __device__ void meet(const Exchange& x) {
         alone(x, step);
     }
     all_called(x, step, threadIdx.x, blockDim.x);
+    __syncthreads();
+    admit_next();
 }
 
 // First kernel: the ids where all ranks can read them, and the first barrier.

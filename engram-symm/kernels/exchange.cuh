@@ -90,8 +90,27 @@ struct Exchange {
 };
 static_assert(sizeof(Control) == 40 && sizeof(Peer) == 16 && sizeof(Layer) == 16 && sizeof(Exchange) == 464, "kernels.rs mirrors these structs");
 
+// Kernels start early, where devices can do that (Ptx::starting_early in engram-cuda): they are in place when the kernel ahead of them in
+// their stream is done, and wait for that before they do anything.
+__device__ void await_turn() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel come into place. For a block that waits for other ranks no more: as long as it does there has to be room for what
+// other streams run, since another rank may have to get through that before it comes to this step.
+__device__ void admit_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 #define KERNEL(name, body) \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Exchange x) { body(x); }
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ Exchange x) { \
+        await_turn(); \
+        body(x); \
+    }
+
 
 // Signals. Scope is the system: other ranks are on other devices.
 __device__ u64 load(const u64* p) {
@@ -352,5 +371,6 @@ __device__ void leave(const Exchange& x, const Step& step, bool ok, Clear clear)
             clear();
         }
     }
+    admit_next();
     if (threadIdx.x == 0) atomicAdd(&x.control->steps, own_part());
 }

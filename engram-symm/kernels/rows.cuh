@@ -224,8 +224,8 @@ struct Units {
     u32 from, to;
 };
 
-// What copying values needs of an exchange. By value, since a function that is called, not inlined, would read parameters as if they
-// were memory.
+// What copying values needs of an exchange. By value, since a function that is called, and not inlined, would read parameters by
+// generic loads.
 struct Values {
     u32 bytes, halves, chunks;
     Divisor by_halves, by_chunks;

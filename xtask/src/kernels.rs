@@ -38,7 +38,7 @@ const FOLDERS: [Folder; 2] = [
     Folder {
         path: "engram-symm/kernels",
         headers: &["../../engram-cuda/kernels/common.cuh", "../../engram-cuda/kernels/e4m3.cuh"],
-        sources: &[("barrier", &[80]), ("push", &[80]), ("prefetch", &[80])],
+        sources: &[("barrier", &[80, 90]), ("push", &[80, 90]), ("prefetch", &[80])],
     },
 ];
 
@@ -196,6 +196,31 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Whatever waits for the kernel ahead of it does so before it reads or writes any memory: an entry that only starts early would see half
+    /// of what that kernel does.
+    #[test]
+    fn kernels_that_start_early_wait_first() {
+        let mut entries = 0;
+        for folder in FOLDERS {
+            for name in files(&home(&folder)).unwrap().into_iter().filter(|name| name.ends_with(".ptx")) {
+                let text = std::fs::read_to_string(home(&folder).join(&name)).unwrap();
+                if !text.contains("griddepcontrol") {
+                    continue;
+                }
+                for entry in text.split(".visible .entry ").skip(1) {
+                    let (before, _) = entry.split_once("griddepcontrol.wait;").unwrap_or((entry, ""));
+                    let body = before.split_once("\n{").map_or("", |(_, body)| body);
+                    let does = ["@", "ld.", "st.", "atom", "red.", "prefetch", "call", "bra", "asm"];
+                    let early = body.lines().map(str::trim_start).filter(|line| !line.starts_with("ld.param."));
+                    let early: Vec<_> = early.filter(|line| does.iter().any(|does| line.starts_with(does))).collect();
+                    assert!(before.len() < entry.len() && early.is_empty(), "{name}: {early:?} in {}", &entry[..40]);
+                    entries += 1;
+                }
+            }
+        }
+        assert!(entries > 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use engram_cuda::kernels::Ptx;
 use engram_cuda::raw::vmm::{HandleKind, Physical, Reserved};
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
-use engram_cuda::{Device, DeviceBuffer, Error, Placement, Stream, Table};
+use engram_cuda::{Device, DeviceBuffer, Error, Placement, Stream, StreamRef, Table};
 use engram_ple::{FormatKind, SynthSource};
 use std::os::fd::AsFd;
 
@@ -50,6 +50,72 @@ fn an_entry_that_the_text_lacks_is_an_error() {
     const STORE_TEXT: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry store() { ret; }\n\0";
     let Err(Error::Driver(error)) = Module::load(device(), &WRONG) else { panic!("there is no such entry") };
     assert!(error.to_string().contains("load") && error.code.name() == Some("CUDA_ERROR_NOT_FOUND"), "{error}");
+}
+
+/// Adds one to a word, some microseconds after it has let the next kernel start.
+macro_rules! add_one {
+    ($target:literal, $wait:literal, $admit:literal) => {
+        concat!(
+            "
+            .version 8.0
+            .target ",
+            $target,
+            "
+            .address_size 64
+            .visible .entry add_one(.param .align 8 .b8 word[8])
+            {
+                .reg .b64 %address, %value;
+                ",
+            $wait,
+            $admit,
+            "
+                ld.param.u64 %address, [word];
+                ld.global.u64 %value, [%address];
+                nanosleep.u32 3000;
+                add.u64 %value, %value, 1;
+                st.global.u64 [%address], %value;
+                ret;
+            }
+            \0"
+        )
+    };
+}
+
+const ADD_ONE: Ptx = Ptx::new(
+    &["add_one"],
+    add_one!("sm_80", "", ""),
+    Some(add_one!("sm_90", "griddepcontrol.wait;", "griddepcontrol.launch_dependents;")),
+)
+.starting_early();
+
+/// A kernel that did not wait for the one before it would add to the same number.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn kernels_that_start_early_see_what_was_done_before_them() {
+    let module = Module::load(device(), &ADD_ONE).unwrap();
+    let word = DeviceBuffer::from_slice(device(), &[0u64]).unwrap();
+    let stream = Stream::new(device()).unwrap();
+    let add = |times: usize, stream: StreamRef<'_>| {
+        for _ in 0..times {
+            // SAFETY: the word outlives the stream's work and the graph.
+            unsafe { module.launch("add_one", [1; 3], [1; 3], stream, &word.address()) }.unwrap();
+        }
+    };
+    add(500, stream.as_ref());
+    stream.synchronize().unwrap();
+    assert_eq!(word.read::<u64>(0, 1).unwrap(), [500]);
+    let graph = stream.capture(|stream| {
+        add(100, stream);
+        Ok(())
+    });
+    let mut graph = graph.unwrap();
+    for _ in 0..5 {
+        // SAFETY: the word and the module outlive the graph.
+        unsafe { graph.launch(stream.as_ref()) }.unwrap();
+        add(1, stream.as_ref());
+    }
+    stream.synchronize().unwrap();
+    assert_eq!(word.read::<u64>(0, 1).unwrap(), [1005]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The kernels, and the parameter that all of them take.
 //!
-//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's.
+//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's. On GPUs of compute capability 9.0 and
+//! above the kernels start early ([`Ptx::starting_early`]).
 //!
 //! | module | entry | does | grid |
 //! |---|---|---|---|
@@ -26,8 +27,9 @@ macro_rules! ptx {
 pub(super) const BARRIER: Ptx = Ptx::new(
     &["barrier_meet", "barrier_announce", "barrier_serve", "barrier_pull", "barrier_settle"],
     ptx!("barrier.compute_80.ptx"),
-    None,
-);
+    Some(ptx!("barrier.compute_90.ptx")),
+)
+.starting_early();
 
 /// The exchanges without one.
 pub(super) const PUSH: Ptx = Ptx::new(
@@ -40,8 +42,9 @@ pub(super) const PUSH: Ptx = Ptx::new(
         "push_flags_any",
     ],
     ptx!("push.compute_80.ptx"),
-    None,
-);
+    Some(ptx!("push.compute_90.ptx")),
+)
+.starting_early();
 
 /// Threads a block at most.
 pub(super) const THREADS: u32 = 512;

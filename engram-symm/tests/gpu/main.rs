@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
 mod backend;
+mod early;
 mod exchange;
 mod faults;
 mod graphs;

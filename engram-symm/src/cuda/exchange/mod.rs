@@ -149,6 +149,10 @@ impl Exchange {
     /// `slot` is how many tokens each rank has room for in this exchange, alike on all ranks, with the ids' tokens `<= slot <= capacity`; rows from
     /// the ids' tokens on are zero rows, and so are those of ids that nobody owns.
     ///
+    /// From compute capability 9.0 on, the kernels of a step are launched so that they may be on the device before what is ahead of them in the
+    /// stream is done, which they wait for; and they let the kernel that follows do the same, if it was launched so (programmatic dependent
+    /// launch). Such a kernel of the caller's reads the rows after its `griddepcontrol.wait`; others have nothing to do.
+    ///
     /// # Errors
     /// [`Error::Invalid`] for ids or a slot that do not fit, [`Error::Asleep`]; then this rank has not taken part. [`Error::Fault`] when the group
     /// has failed before. A fault of this exchange shows in [`check`](Self::check) once the stream's work is done; its rows are zero then.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use engram_core::Ownership;
-use engram_cuda::{DeviceBuffer, Event, IdShape, IdType, Ids};
+use engram_cuda::{DeviceBuffer, DeviceView, Event, IdShape, IdType, Ids};
 
 use super::exchange::{Exchange, Push};
 use super::layout::Agreed;
@@ -132,9 +132,11 @@ impl Plan {
         rows: &[Vec<Range<u64>>],
     ) -> Result<Choice> {
         let Some(&most) = self.slots.last() else { return Ok(self.first()) };
-        let ids = sample_ids(exchange.config(), rows, most);
+        // All ranks measure, or none.
+        let sample = Sample::new(exchange, rows, most);
+        let mut ids = group.agree(Step::Gather, sample)?;
         let mut timed = |slot: u32, way: Way| match does(way, slot, self.line_tokens) {
-            true => time(exchange, &ids, slot, way).map(Some),
+            true => time(exchange, &mut ids, slot, way).map(Some),
             false => Ok(None),
         };
         let own: Result<Vec<Vec<Option<f64>>>> =
@@ -153,26 +155,66 @@ impl Plan {
     }
 }
 
+/// Ids on the device, of which each exchange takes others: rows that were asked for before would come out of caches, where pinned memory and
+/// links look quicker than they are.
+struct Sample {
+    ids: DeviceBuffer,
+    tokens: usize,
+    layers: usize,
+    columns: usize,
+    /// First token of the next exchange.
+    next: usize,
+}
+
+impl Sample {
+    /// Their rows fill no cache again.
+    const BYTES: usize = 16 << 20;
+
+    /// For slots of up to `most` tokens.
+    fn new(exchange: &Exchange, rows: &[Vec<Range<u64>>], most: u32) -> Result<Self> {
+        let config = exchange.config();
+        let (layers, columns) = (config.layers.len(), config.columns);
+        let tokens = tokens_of(most).max(Self::BYTES / (layers * columns * IdType::I32.bytes()));
+        let ids = DeviceBuffer::from_slice(exchange.device(), &sample_ids(config, rows, tokens))
+            .map_err(|error| measuring(exchange.rank(), &error))?;
+        Ok(Self { ids, tokens, layers, columns, next: 0 })
+    }
+
+    /// The next ids of a slot, after the last ones the first again.
+    fn take(&mut self, slot: u32) -> Result<Ids<'_>, engram_cuda::Error> {
+        let tokens = tokens_of(slot);
+        let first = if self.next + tokens > self.tokens { 0 } else { self.next };
+        self.next = first + tokens;
+        let shape = IdShape::dense(IdType::I32, tokens, self.layers, self.columns);
+        let bytes = |tokens: usize| (tokens * self.layers * self.columns * IdType::I32.bytes()) as u64;
+        // SAFETY: a part of the buffer, which lives until the exchanges are done: dropping it waits for the device.
+        let view = unsafe { DeviceView::from_raw(self.ids.address() + bytes(first), bytes(tokens)) };
+        Ids::new(view, shape)
+    }
+}
+
+fn tokens_of(slot: u32) -> usize {
+    usize::try_from(slot).unwrap_or(usize::MAX)
+}
+
+fn measuring(rank: usize, error: &engram_cuda::Error) -> Error {
+    Error::cuda(rank, "measuring an exchange", error)
+}
+
 /// Microseconds that this rank takes for one exchange of a full slot.
-fn time(exchange: &mut Exchange, ids: &[i32], slot: u32, way: Way) -> Result<f64> {
+fn time(exchange: &mut Exchange, ids: &mut Sample, slot: u32, way: Way) -> Result<f64> {
     exchange.set_choice(Choice::by(way.push, way.blocks));
     let device = exchange.device().clone();
     let rank = exchange.rank();
-    let cuda = |error: engram_cuda::Error| Error::cuda(rank, "measuring an exchange", &error);
-    let tokens = usize::try_from(slot).unwrap_or(0);
-    let config = exchange.config();
-    let ids = &ids[..tokens * config.layers.len() * config.columns];
-    let buffer = DeviceBuffer::from_slice(&device, ids).map_err(cuda)?;
-    let shape = IdShape::dense(IdType::I32, tokens, config.layers.len(), config.columns);
-    let ids = Ids::new(&buffer, shape).map_err(cuda)?;
+    let cuda = |error: engram_cuda::Error| measuring(rank, &error);
     let stream = engram_cuda::Stream::new(&device).map_err(cuda)?;
     let clocks = [Event::with_time(&device).map_err(cuda)?, Event::with_time(&device).map_err(cuda)?];
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         // Ranks start together, so that the second of two exchanges shows what one takes.
-        exchange.run(&ids, slot, Algorithm::Push, stream.as_ref())?;
+        exchange.run(&ids.take(slot).map_err(cuda)?, slot, Algorithm::Push, stream.as_ref())?;
         clocks[0].record(stream.as_ref()).map_err(cuda)?;
-        exchange.run(&ids, slot, Algorithm::Push, stream.as_ref())?;
+        exchange.run(&ids.take(slot).map_err(cuda)?, slot, Algorithm::Push, stream.as_ref())?;
         clocks[1].record(stream.as_ref()).map_err(cuda)?;
         stream.synchronize().map_err(cuda)?;
         exchange.check()?;
@@ -182,7 +224,7 @@ fn time(exchange: &mut Exchange, ids: &[i32], slot: u32, way: Way) -> Result<f64
 }
 
 /// Ids `[tokens][layers][columns]` that spread over the rows that their owners have.
-fn sample_ids(config: &Config, rows: &[Vec<Range<u64>>], tokens: u32) -> Vec<i32> {
+fn sample_ids(config: &Config, rows: &[Vec<Range<u64>>], tokens: usize) -> Vec<i32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut draw = |rows: &Range<u64>| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -9,20 +9,22 @@ use crate::stage::Stage;
 
 /// In a graph.
 pub(crate) const EXCHANGES: usize = 16;
+/// In a graph that shows what a barrier takes by itself: of few, the launch of the graph and how far apart ranks begin it are a part.
+pub(crate) const BARRIERS: usize = 256;
 const REPLAYS: usize = 30;
 /// Eager ones. The last set of ids is another one than a graph's last.
 pub(crate) const CALLS: usize = 204;
 
-pub(crate) fn capture(stage: &Stage, mut enqueue: impl FnMut(usize, StreamRef<'_>)) -> Graph {
+pub(crate) fn capture(stage: &Stage, calls: usize, mut enqueue: impl FnMut(usize, StreamRef<'_>)) -> Graph {
     let all = |stream: StreamRef<'_>| {
-        (0..EXCHANGES).for_each(|call| enqueue(call, stream));
+        (0..calls).for_each(|call| enqueue(call, stream));
         Ok(())
     };
     stage.stream.capture(all).unwrap()
 }
 
-/// The slowest rank's median over replays, in microseconds an exchange.
-pub(crate) fn replay_us(stage: &mut Stage, graph: &mut Graph) -> f64 {
+/// The slowest rank's median over replays, in microseconds a call, of which the graph has so many.
+pub(crate) fn replay_us(stage: &mut Stage, graph: &mut Graph, calls: usize) -> f64 {
     let clocks = [Event::with_time(&stage.device).unwrap(), Event::with_time(&stage.device).unwrap()];
     let stream = stage.stream.as_ref();
     let mut times = Vec::new();
@@ -34,7 +36,7 @@ pub(crate) fn replay_us(stage: &mut Stage, graph: &mut Graph) -> f64 {
         clocks[1].record(stream).unwrap();
         stage.stream.synchronize().unwrap();
         if round >= 3 {
-            times.push(clocks[1].elapsed_us(&clocks[0]).unwrap() / EXCHANGES as f64);
+            times.push(clocks[1].elapsed_us(&clocks[0]).unwrap() / calls as f64);
         }
     }
     times.sort_by(f64::total_cmp);

@@ -10,7 +10,7 @@ use engram_ple::{FormatKind, SynthSource, TableFormat, TableSource};
 use engram_symm::Group;
 use serde_json::{Value, json};
 
-use crate::clock::{CALLS, EXCHANGES, capture, eager_us, hundredths, replay_us, slowest};
+use crate::clock::{BARRIERS, CALLS, EXCHANGES, capture, eager_us, hundredths, replay_us, slowest};
 use crate::fetch::{Fetch, Way};
 use crate::wanted::Wanted;
 use crate::{HEADS, LAYERS, WIDTH};
@@ -99,9 +99,12 @@ impl Stage {
     pub(crate) fn measure(&mut self, way: Way, wanted: &Wanted) {
         let mut fetch = Fetch::new(self, way, wanted);
         if let Fetch::Exchange { exchange, .. } = &mut fetch {
-            let mut graph = capture(self, |_, stream| exchange.barrier(stream).unwrap());
-            let us = replay_us(self, &mut graph);
-            self.print(json!({ "way": way.name(), "barrier_us": us }));
+            let mut us = |calls| {
+                let mut graph = capture(self, calls, |_, stream| exchange.barrier(stream).unwrap());
+                replay_us(self, &mut graph, calls)
+            };
+            let (of_few, of_many) = (us(EXCHANGES), us(BARRIERS));
+            self.print(json!({ "way": way.name(), "barrier_us": of_many, "barrier_of_few_us": of_few }));
         }
         for slot in wanted.slots() {
             let figures = self.slot(&mut fetch, way, slot, usize::try_from(wanted.capacity()).unwrap());
@@ -119,8 +122,8 @@ impl Stage {
         let run = |fetch: &mut Fetch, call: usize, stream: StreamRef<'_>| {
             fetch.enqueue(&Ids::new(&buffers[call % SETS], shape).unwrap(), slot, stream);
         };
-        let mut graph = capture(self, |call, stream| run(fetch, call, stream));
-        let graph_us = replay_us(self, &mut graph);
+        let mut graph = capture(self, EXCHANGES, |call, stream| run(fetch, call, stream));
+        let graph_us = replay_us(self, &mut graph, EXCHANGES);
         self.compare(fetch, &sets[(EXCHANGES - 1) % SETS], tokens, capacity);
         let (host_us, eager_us) = eager_us(self, |call, stream| run(fetch, call, stream));
         self.compare(fetch, &sets[(CALLS - 1) % SETS], tokens, capacity);

@@ -215,7 +215,12 @@ mod tests {
                     let does = ["@", "ld.", "st.", "atom", "red.", "prefetch", "call", "bra", "asm"];
                     let early = body.lines().map(str::trim_start).filter(|line| !line.starts_with("ld.param."));
                     let early: Vec<_> = early.filter(|line| does.iter().any(|does| line.starts_with(does))).collect();
-                    assert!(before.len() < entry.len() && early.is_empty(), "{name}: {early:?} in {}", &entry[..40]);
+                    assert!(
+                        before.len() < entry.len() && early.is_empty(),
+                        "{name}: {:?} in {}",
+                        early.first(),
+                        &entry[..40]
+                    );
                     entries += 1;
                 }
             }

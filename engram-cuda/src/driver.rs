@@ -494,11 +494,12 @@ pub(crate) unsafe fn launch(
     )
 }
 
+type LaunchEx =
+    unsafe extern "C" fn(*const sys::LaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> CuResult;
+
 /// Launches kernels that start early.
 #[derive(Clone, Copy)]
-pub(crate) struct EarlyLaunch(
-    unsafe extern "C" fn(*const sys::LaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> CuResult,
-);
+pub(crate) struct EarlyLaunch(LaunchEx);
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 const EARLY: c_int = 6;
@@ -506,12 +507,6 @@ const EARLY: c_int = 6;
 impl EarlyLaunch {
     /// Looks `cuLaunchKernelEx` up, which came with CUDA 11.8.
     pub(crate) fn find() -> Result<Self> {
-        type LaunchEx = unsafe extern "C" fn(
-            *const sys::LaunchConfig,
-            sys::CUfunction,
-            *mut *mut c_void,
-            *mut *mut c_void,
-        ) -> CuResult;
         let address = late(c"cuLaunchKernelEx", CudaVersion(11_080))?;
         // SAFETY: the driver gave this address for cuLaunchKernelEx of CUDA 11.8, which takes these and returns a result code.
         Ok(Self(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(address) }))

@@ -45,7 +45,8 @@ impl Ptx {
 
     /// Has the kernels of the text for 9.0 start early: they may be on the device before the kernel ahead of them in their stream is done, from
     /// when that one allows it (`griddepcontrol.launch_dependents`) or else is done. Each of them has to execute `griddepcontrol.wait`, in all
-    /// threads, before it reads or writes any memory: from there on all that came before is done and seen.
+    /// threads, before it reads or writes any memory: from there on the kernel ahead is done, what it did is seen, and so it is with all before that
+    /// one if they keep to this as well.
     ///
     /// # Panics
     /// When there is no text for 9.0.

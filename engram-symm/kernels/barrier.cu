@@ -6,11 +6,10 @@
 // and what kernels before this one have written has been delivered.
 __device__ void meet(const Exchange& x) {
     Step step;
-    // Most groups have a thread for every rank.
-    u64* first = nullptr;
-    if (!enter(x, step, [&] { first = other_call(x, threadIdx.x); })) return;
-    if (first != nullptr) store(first, step.call);
-    call_all(x, step, threadIdx.x + blockDim.x, blockDim.x, [](u64* at, u64 call) { store(at, call); });
+    // A thread for every rank.
+    u64* call = nullptr;
+    if (!enter(x, step, [&] { call = other_call(x, threadIdx.x); })) return;
+    if (call != nullptr) store(call, step.call);
     __syncthreads();
     // Not in the way of those who wait: by another warp. The step counts as complete for the kernels that follow this one.
     if (threadIdx.x == blockDim.x - 1) {

@@ -111,7 +111,6 @@ __device__ void admit_next() {
         body(x); \
     }
 
-
 // Signals. Scope is the system: other ranks are on other devices.
 __device__ u64 load(const u64* p) {
     u64 v;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use engram_core::Ownership;
-use engram_cuda::{DeviceBuffer, DeviceView, Event, IdShape, IdType, Ids};
+use engram_cuda::{DeviceBuffer, DeviceView, Event, IdShape, IdType, Ids, Stream, StreamRef};
 
 use super::exchange::{Exchange, Push};
 use super::layout::Agreed;
@@ -134,9 +134,9 @@ impl Plan {
         let Some(&most) = self.slots.last() else { return Ok(self.first()) };
         // All ranks measure, or none.
         let sample = Sample::new(exchange, rows, most);
-        let mut ids = group.agree(Step::Gather, sample)?;
+        let mut sample = group.agree(Step::Gather, sample)?;
         let mut timed = |slot: u32, way: Way| match does(way, slot, self.line_tokens) {
-            true => time(exchange, &mut ids, slot, way).map(Some),
+            true => time(exchange, &mut sample, slot, way).map(Some),
             false => Ok(None),
         };
         let own: Result<Vec<Vec<Option<f64>>>> =
@@ -155,9 +155,11 @@ impl Plan {
     }
 }
 
-/// Ids on the device, of which each exchange takes others: rows that were asked for before would come out of caches, where pinned memory and
-/// links look quicker than they are.
+/// What an exchange is measured with. Of its ids each exchange takes others, and each rank has its own: rows that were asked for before would come
+/// out of caches, where pinned memory and links look quicker than they are.
 struct Sample {
+    stream: Stream,
+    clocks: [Event; 2],
     ids: DeviceBuffer,
     tokens: usize,
     layers: usize,
@@ -167,7 +169,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// Their rows fill no cache again.
+    /// By the time that the first ids come again, their rows have left every cache.
     const BYTES: usize = 16 << 20;
 
     /// For slots of up to `most` tokens.
@@ -175,13 +177,23 @@ impl Sample {
         let config = exchange.config();
         let (layers, columns) = (config.layers.len(), config.columns);
         let tokens = tokens_of(most).max(Self::BYTES / (layers * columns * IdType::I32.bytes()));
-        let ids = DeviceBuffer::from_slice(exchange.device(), &sample_ids(config, rows, tokens))
-            .map_err(|error| measuring(exchange.rank(), &error))?;
-        Ok(Self { ids, tokens, layers, columns, next: 0 })
+        let seed = exchange.rank() as u64;
+        let build = |device| {
+            Ok(Self {
+                stream: Stream::new(device)?,
+                clocks: [Event::with_time(device)?, Event::with_time(device)?],
+                ids: DeviceBuffer::from_slice(device, &sample_ids(config, rows, tokens, seed))?,
+                tokens,
+                layers,
+                columns,
+                next: 0,
+            })
+        };
+        build(exchange.device()).map_err(|error| measuring(exchange.rank(), &error))
     }
 
-    /// The next ids of a slot, after the last ones the first again.
-    fn take(&mut self, slot: u32) -> Result<Ids<'_>, engram_cuda::Error> {
+    /// The next ids of a slot, after the last ones the first again; and the stream.
+    fn take(&mut self, slot: u32) -> Result<(Ids<'_>, StreamRef<'_>), engram_cuda::Error> {
         let tokens = tokens_of(slot);
         let first = if self.next + tokens > self.tokens { 0 } else { self.next };
         self.next = first + tokens;
@@ -189,7 +201,7 @@ impl Sample {
         let bytes = |tokens: usize| (tokens * self.layers * self.columns * IdType::I32.bytes()) as u64;
         // SAFETY: a part of the buffer, which lives until the exchanges are done: dropping it waits for the device.
         let view = unsafe { DeviceView::from_raw(self.ids.address() + bytes(first), bytes(tokens)) };
-        Ids::new(view, shape)
+        Ok((Ids::new(view, shape)?, self.stream.as_ref()))
     }
 }
 
@@ -202,36 +214,34 @@ fn measuring(rank: usize, error: &engram_cuda::Error) -> Error {
 }
 
 /// Microseconds that this rank takes for one exchange of a full slot.
-fn time(exchange: &mut Exchange, ids: &mut Sample, slot: u32, way: Way) -> Result<f64> {
+fn time(exchange: &mut Exchange, sample: &mut Sample, slot: u32, way: Way) -> Result<f64> {
     exchange.set_choice(Choice::by(way.push, way.blocks));
-    let device = exchange.device().clone();
     let rank = exchange.rank();
     let cuda = |error: engram_cuda::Error| measuring(rank, &error);
-    let stream = engram_cuda::Stream::new(&device).map_err(cuda)?;
-    let clocks = [Event::with_time(&device).map_err(cuda)?, Event::with_time(&device).map_err(cuda)?];
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         // Ranks start together, so that the second of two exchanges shows what one takes.
-        exchange.run(&ids.take(slot).map_err(cuda)?, slot, Algorithm::Push, stream.as_ref())?;
-        clocks[0].record(stream.as_ref()).map_err(cuda)?;
-        exchange.run(&ids.take(slot).map_err(cuda)?, slot, Algorithm::Push, stream.as_ref())?;
-        clocks[1].record(stream.as_ref()).map_err(cuda)?;
-        stream.synchronize().map_err(cuda)?;
+        for clock in 0..2 {
+            let (ids, stream) = sample.take(slot).map_err(cuda)?;
+            exchange.run(&ids, slot, Algorithm::Push, stream)?;
+            sample.clocks[clock].record(sample.stream.as_ref()).map_err(cuda)?;
+        }
+        sample.stream.synchronize().map_err(cuda)?;
         exchange.check()?;
-        best = best.min(clocks[1].elapsed_us(&clocks[0]).map_err(cuda)?);
+        best = best.min(sample.clocks[1].elapsed_us(&sample.clocks[0]).map_err(cuda)?);
     }
     Ok(best)
 }
 
 /// Ids `[tokens][layers][columns]` that spread over the rows that their owners have.
-fn sample_ids(config: &Config, rows: &[Vec<Range<u64>>], tokens: usize) -> Vec<i32> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+fn sample_ids(config: &Config, rows: &[Vec<Range<u64>>], tokens: usize, seed: u64) -> Vec<i32> {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut draw = |rows: &Range<u64>| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let row = rows.start + (state >> 32) % (rows.end - rows.start).max(1);
         i32::try_from(row).unwrap_or(-1)
     };
-    let mut ids = Vec::new();
+    let mut ids = Vec::with_capacity(tokens * config.layers.len() * config.columns);
     for _ in 0..tokens {
         for (index, layer) in config.layers.iter().enumerate() {
             for column in 0..config.columns {
@@ -284,7 +294,7 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_where_there_is_no_choice() {
-        let agreed = |blocks| Agreed { blocks, marked: false, direct: true, lines: true, landing: true };
+        let agreed = |blocks| Agreed { blocks, marked: false, direct: true, lines: true, landing: true, early: true };
         assert_eq!(Plan::new(2, 2048, 1024, agreed(132), Some(Push::Lines)).exchanges(), 0);
         assert_eq!(Plan::new(1, 2048, 0, agreed(132), None).exchanges(), 0);
         // Four slots, and of the three ways with a block only those by lines for the first three.

@@ -1,7 +1,7 @@
 //! The kernels, and the parameter that all of them take.
 //!
-//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's. On GPUs of compute capability 9.0 and
-//! above the kernels start early ([`Ptx::starting_early`]).
+//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's. Those for compute capability 9.0
+//! are made to start early ([`Ptx::starting_early`]).
 //!
 //! | module | entry | does | grid |
 //! |---|---|---|---|
@@ -28,8 +28,7 @@ pub(super) const BARRIER: Ptx = Ptx::new(
     &["barrier_meet", "barrier_announce", "barrier_serve", "barrier_pull", "barrier_settle"],
     ptx!("barrier.compute_80.ptx"),
     Some(ptx!("barrier.compute_90.ptx")),
-)
-.starting_early();
+);
 
 /// The exchanges without one.
 pub(super) const PUSH: Ptx = Ptx::new(
@@ -43,8 +42,7 @@ pub(super) const PUSH: Ptx = Ptx::new(
     ],
     ptx!("push.compute_80.ptx"),
     Some(ptx!("push.compute_90.ptx")),
-)
-.starting_early();
+);
 
 /// Threads a block at most.
 pub(super) const THREADS: u32 = 512;

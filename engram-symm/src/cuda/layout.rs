@@ -21,6 +21,8 @@ pub(super) struct Agreed {
     pub(super) lines: bool,
     /// Rows may be pushed by lines, which takes room for them to land.
     pub(super) landing: bool,
+    /// Kernels start early.
+    pub(super) early: bool,
 }
 
 /// Bytes of rows on their way, and of rows that have arrived.
@@ -218,7 +220,7 @@ mod tests {
         Layout::new(config, world, agreed).unwrap()
     }
 
-    const AGREED: Agreed = Agreed { blocks: 132, marked: false, direct: true, lines: true, landing: true };
+    const AGREED: Agreed = Agreed { blocks: 132, marked: false, direct: true, lines: true, landing: true, early: true };
 
     #[test]
     fn rows_land_only_where_they_must() {
@@ -262,7 +264,7 @@ mod tests {
         #[test]
         fn parts_are_apart(world in 1..9_usize, columns in 1..40_usize, capacity in 1..3000_u32, heads: bool, marked: bool, direct: bool, landing: bool) {
             let config = config(FormatKind::E4m3E8m0x32, heads, world, columns, capacity, Output::Mx);
-            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct, landing: direct && landing });
+            let layout = of(&config, world, Agreed { blocks: 7, marked, direct, lines: direct, landing: direct && landing, early: true });
             let (tokens, across) = (capacity as usize, 2 * columns);
             let row = layout.row;
             let own = if heads { columns.div_ceil(world) } else { columns };

@@ -1,11 +1,12 @@
 //! Creating an exchange: what ranks agree on, the memory, and what all launches have in common.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
 use engram_core::Ownership;
-use engram_cuda::kernels::Divisor;
+use engram_cuda::kernels::{Divisor, Ptx};
 use engram_cuda::raw::{self, MappedWords, Mark, Module, TableArray};
 use engram_cuda::{Device, DeviceBuffer, FreeOfNan, Stream, Table};
 
@@ -29,6 +30,9 @@ struct Traits {
     free_of_nan: bool,
     /// Rows that the rank has, a layer.
     rows: Vec<Range<u64>>,
+    device: [u8; 16],
+    /// Whether its kernels may start early.
+    early: bool,
 }
 
 /// Why nothing may count on 16 bytes arriving as one; alike on all ranks.
@@ -99,10 +103,13 @@ impl Exchange {
             return Err(invalid("way to push", &format!("{push:?}"), &format!("Flags, since {split}")));
         }
         let most = device.multiprocessors();
+        let uuid = device.uuid().map_err(|error| Error::cuda(rank, "asking for the device's UUID", &error));
         let own = Traits {
             blocks: options.multiprocessors.unwrap_or(most).clamp(1, most),
             free_of_nan: free_of_nan.is_some(),
             rows: tables.iter().map(Table::rows).collect(),
+            device: group.agree(Step::Register, uuid)?,
+            early: !options.never_early,
         };
         let traits = group.gather_values(Step::Register, &own)?;
         // One rank alone pushes by flags unless the options say.
@@ -185,6 +192,7 @@ impl Exchange {
             },
             &tables,
         );
+        let started = |ptx: Ptx| if agreed.early { ptx.starting_early() } else { ptx };
         let exchange = Self {
             device: device.clone(),
             choice,
@@ -192,8 +200,8 @@ impl Exchange {
             agreed,
             rank,
             world,
-            barrier: Module::load(device, &BARRIER).map_err(cuda)?,
-            push: Module::load(device, &PUSH).map_err(cuda)?,
+            barrier: Module::load(device, &started(BARRIER)).map_err(cuda)?,
+            push: Module::load(device, &started(PUSH)).map_err(cuda)?,
             tables,
             _free_of_nan: Vec::new(),
             report,
@@ -216,12 +224,16 @@ impl Exchange {
 
 /// What follows from what all ranks say of themselves, of what is between them, and from whether lines are wanted.
 fn agree(traits: &[Traits], access: PeerAccess, split: Option<Split>, wanted: bool) -> Agreed {
+    let devices: BTreeSet<_> = traits.iter().map(|rank| rank.device).collect();
+    let shared = devices.len() < traits.len();
     Agreed {
         blocks: traits.iter().map(|rank| rank.blocks).min().unwrap_or(1),
         marked: traits.iter().any(|rank| !rank.free_of_nan),
         direct: matches!(access, PeerAccess::Direct(_)),
         lines: split.is_none(),
         landing: wanted && split.is_none(),
+        // Where processes take turns on a device, a kernel was at times not given its turn while others were to start early.
+        early: traits.iter().all(|rank| rank.early) && !shared,
     }
 }
 
@@ -409,16 +421,25 @@ mod tests {
 
     #[test]
     fn what_one_rank_lacks_nobody_counts_on() {
-        let rank = |blocks, free_of_nan| Traits { blocks, free_of_nan, rows: Vec::new() };
+        let on = |device: u8, blocks, free_of_nan| Traits {
+            blocks,
+            free_of_nan,
+            rows: Vec::new(),
+            device: [device; 16],
+            early: true,
+        };
+        let rank = |blocks, free_of_nan| on(0, blocks, free_of_nan);
         let direct = PeerAccess::Direct(Handle::Descriptor);
-        let agreed = agree(&[rank(132, true), rank(66, true)], direct, None, true);
-        assert_eq!(agreed, Agreed { blocks: 66, marked: false, direct: true, lines: true, landing: true });
+        let agreed = agree(&[on(0, 132, true), on(1, 66, true)], direct, None, true);
+        let all = Agreed { blocks: 66, marked: false, direct: true, lines: true, landing: true, early: true };
+        assert_eq!(agreed, all);
         // By flags, ids come in lines all the same.
         let agreed = agree(&[rank(132, true)], direct, None, false);
-        assert_eq!(agreed, Agreed { blocks: 132, marked: false, direct: true, lines: true, landing: false });
+        assert_eq!(agreed, Agreed { blocks: 132, landing: false, ..all });
         let agreed = agree(&[rank(132, true), rank(132, false)], direct, Some(Split::Path(0, 1)), true);
-        assert_eq!(agreed, Agreed { blocks: 132, marked: true, direct: true, lines: false, landing: false });
+        let split = Agreed { blocks: 132, lines: false, landing: false, ..all };
+        assert_eq!(agreed, Agreed { marked: true, early: false, ..split });
         let agreed = agree(&[rank(132, true)], PeerAccess::Host(Reason::HostBackend), Some(Split::Host), true);
-        assert_eq!(agreed, Agreed { blocks: 132, marked: false, direct: false, lines: false, landing: false });
+        assert_eq!(agreed, Agreed { direct: false, ..split });
     }
 }

@@ -55,6 +55,10 @@ pub struct Options {
     pub through_host: bool,
     /// Nothing counts on 16 bytes arriving as one, even where they do: ids have flags, and no slot is pushed by lines.
     pub only_flags: bool,
+    /// Kernels begin when what is ahead of them in their stream is done, and are not in place before, as [`Exchange::run`] says they are where each
+    /// rank has a GPU of its own. For GPUs that processes of other groups use in turn with this one. May differ between ranks; one
+    /// is enough.
+    pub never_early: bool,
 }
 
 /// The exchange of one rank, over memory that all ranks of a group share: of their GPUs, or of the host where those do not reach each other.
@@ -149,9 +153,12 @@ impl Exchange {
     /// `slot` is how many tokens each rank has room for in this exchange, alike on all ranks, with the ids' tokens `<= slot <= capacity`; rows from
     /// the ids' tokens on are zero rows, and so are those of ids that nobody owns.
     ///
-    /// From compute capability 9.0 on, the kernels of a step are launched so that they may be on the device before what is ahead of them in the
-    /// stream is done, which they wait for; and they let the kernel that follows do the same, if it was launched so (programmatic dependent
-    /// launch). Such a kernel of the caller's reads the rows after its `griddepcontrol.wait`; others have nothing to do.
+    /// From compute capability 9.0 on, and where each rank has a GPU of its own, the kernels of a step start early (programmatic dependent launch):
+    /// they may be on the device before what is ahead of them in the stream is done, wait for that first, and let the next kernel do the same once
+    /// they wait for other ranks no more. Of the caller's kernels that concerns those that are launched so too: each of them has to execute
+    /// `griddepcontrol.wait` before it reads or writes memory, even if it needs nothing of the kernel before it, since whoever comes next counts on
+    /// it; and one that waits for other ranks itself must not let the next one start before that is over. Dependencies between the kernels of a
+    /// captured graph are programmatic then.
     ///
     /// # Errors
     /// [`Error::Invalid`] for ids or a slot that do not fit, [`Error::Asleep`]; then this rank has not taken part. [`Error::Fault`] when the group

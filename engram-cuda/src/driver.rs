@@ -17,12 +17,15 @@ macro_rules! call {
         // SAFETY: the enclosing `unsafe fn` passes its own contract on: handles are live, addresses and sizes belong together, and
         // out-parameters are locals of the right type.
         let result = unsafe { sys::$api($($arg),*) };
-        if result == CuResult::SUCCESS {
-            Ok(())
-        } else {
-            Err(DriverError { api: stringify!($api), code: DriverCode(result.0), doing: format!($($doing)+) })
-        }
+        outcome(stringify!($api), result, || format!($($doing)+))
     }};
+}
+
+fn outcome(api: &'static str, result: CuResult, doing: impl FnOnce() -> String) -> Result<()> {
+    match result {
+        CuResult::SUCCESS => Ok(()),
+        CuResult(code) => Err(DriverError { api, code: DriverCode(code), doing: doing() }),
+    }
 }
 
 /// As `call!`, for functions that fill an out-parameter as their first argument.
@@ -459,11 +462,7 @@ pub(crate) unsafe fn load_function(function: sys::CUfunction) -> Result<()> {
     // SAFETY: the driver gave this address for cuFuncLoad of CUDA 12.4, which takes a function and returns a result code.
     let load: LoadFunction = unsafe { std::mem::transmute::<*mut c_void, LoadFunction>(address) };
     // SAFETY: the caller passes a live function.
-    let result = unsafe { load(function) };
-    if result == CuResult::SUCCESS {
-        return Ok(());
-    }
-    Err(DriverError { api: "cuFuncLoad", code: DriverCode(result.0), doing: "loading a kernel".to_owned() })
+    outcome("cuFuncLoad", unsafe { load(function) }, || "loading a kernel".to_owned())
 }
 
 /// # Safety
@@ -535,11 +534,7 @@ impl EarlyLaunch {
         };
         // SAFETY: the config and its attribute live until the call is over, and the rest the caller vouches for.
         let result = unsafe { self.0(&raw const config, function, params.as_mut_ptr(), ptr::null_mut()) };
-        if result == CuResult::SUCCESS {
-            return Ok(());
-        }
-        let doing = format!("launching {name} with {grid:?} blocks of {block:?} threads");
-        Err(DriverError { api: "cuLaunchKernelEx", code: DriverCode(result.0), doing })
+        outcome("cuLaunchKernelEx", result, || format!("launching {name} with {grid:?} blocks of {block:?} threads"))
     }
 }
 

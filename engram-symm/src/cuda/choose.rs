@@ -2,13 +2,10 @@
 
 use std::ops::Range;
 
-use engram_core::Ownership;
-use engram_cuda::{DeviceBuffer, DeviceView, Event, IdShape, IdType, Ids, Stream, StreamRef};
-
 use super::exchange::{Exchange, Push};
 use super::layout::Agreed;
-use crate::exchange::{Algorithm, Config};
-use crate::{Error, Group, Result, Step};
+use super::measure::Measurement;
+use crate::{Group, Result, Step};
 
 /// A way to push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +76,6 @@ fn does(way: Way, slot: u32, line_tokens: u32) -> bool {
 /// Slots that are measured.
 const SLOTS: [u32; 9] = [1, 8, 32, 64, 128, 256, 512, 1024, 2048];
 
-/// Pairs of exchanges each way: the first ones warm up, the best counts.
-const ROUNDS: u32 = 8;
-
 /// What there is to measure: slots, and for each of them the ways that do.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -114,7 +108,11 @@ impl Plan {
     /// Exchanges that [`Plan::measure`] makes.
     pub(super) fn exchanges(&self) -> u32 {
         let pairs = |&slot: &u32| {
-            self.ways.iter().filter(|&&way| does(way, slot, self.line_tokens)).map(|_| 2 * ROUNDS).sum::<u32>()
+            self.ways
+                .iter()
+                .filter(|&&way| does(way, slot, self.line_tokens))
+                .map(|_| Measurement::EXCHANGES)
+                .sum::<u32>()
         };
         self.slots.iter().map(pairs).sum()
     }
@@ -133,10 +131,10 @@ impl Plan {
     ) -> Result<Choice> {
         let Some(&most) = self.slots.last() else { return Ok(self.first()) };
         // All ranks measure, or none.
-        let sample = Sample::new(exchange, rows, most);
-        let mut sample = group.agree(Step::Gather, sample)?;
+        let measurement = Measurement::new(exchange, rows, most);
+        let mut measurement = group.agree(Step::Gather, measurement)?;
         let mut timed = |slot: u32, way: Way| match does(way, slot, self.line_tokens) {
-            true => time(exchange, &mut sample, slot, way).map(Some),
+            true => measurement.us(exchange, slot, way).map(Some),
             false => Ok(None),
         };
         let own: Result<Vec<Vec<Option<f64>>>> =
@@ -153,109 +151,6 @@ impl Plan {
         }
         Ok(Choice { ways: self.ways, measured, line_tokens: self.line_tokens })
     }
-}
-
-/// What an exchange is measured with. Of its ids each exchange takes others, and each rank has its own: rows that were asked for before would come
-/// out of caches, where pinned memory and links look quicker than they are.
-struct Sample {
-    stream: Stream,
-    clocks: [Event; 2],
-    ids: DeviceBuffer,
-    tokens: usize,
-    layers: usize,
-    columns: usize,
-    /// First token of the next exchange.
-    next: usize,
-}
-
-impl Sample {
-    /// By the time that the first ids come again, their rows have left every cache.
-    const BYTES: usize = 16 << 20;
-
-    /// For slots of up to `most` tokens.
-    fn new(exchange: &Exchange, rows: &[Vec<Range<u64>>], most: u32) -> Result<Self> {
-        let config = exchange.config();
-        let (layers, columns) = (config.layers.len(), config.columns);
-        let tokens = tokens_of(most).max(Self::BYTES / (layers * columns * IdType::I32.bytes()));
-        let seed = exchange.rank() as u64;
-        let build = |device| {
-            Ok(Self {
-                stream: Stream::new(device)?,
-                clocks: [Event::with_time(device)?, Event::with_time(device)?],
-                ids: DeviceBuffer::from_slice(device, &sample_ids(config, rows, tokens, seed))?,
-                tokens,
-                layers,
-                columns,
-                next: 0,
-            })
-        };
-        build(exchange.device()).map_err(|error| measuring(exchange.rank(), &error))
-    }
-
-    /// The next ids of a slot, after the last ones the first again; and the stream.
-    fn take(&mut self, slot: u32) -> Result<(Ids<'_>, StreamRef<'_>), engram_cuda::Error> {
-        let tokens = tokens_of(slot);
-        let first = if self.next + tokens > self.tokens { 0 } else { self.next };
-        self.next = first + tokens;
-        let shape = IdShape::dense(IdType::I32, tokens, self.layers, self.columns);
-        let bytes = |tokens: usize| (tokens * self.layers * self.columns * IdType::I32.bytes()) as u64;
-        // SAFETY: a part of the buffer, which lives until the exchanges are done: dropping it waits for the device.
-        let view = unsafe { DeviceView::from_raw(self.ids.address() + bytes(first), bytes(tokens)) };
-        Ok((Ids::new(view, shape)?, self.stream.as_ref()))
-    }
-}
-
-fn tokens_of(slot: u32) -> usize {
-    usize::try_from(slot).unwrap_or(usize::MAX)
-}
-
-fn measuring(rank: usize, error: &engram_cuda::Error) -> Error {
-    Error::cuda(rank, "measuring an exchange", error)
-}
-
-/// Microseconds that this rank takes for one exchange of a full slot.
-fn time(exchange: &mut Exchange, sample: &mut Sample, slot: u32, way: Way) -> Result<f64> {
-    exchange.set_choice(Choice::by(way.push, way.blocks));
-    let rank = exchange.rank();
-    let cuda = |error: engram_cuda::Error| measuring(rank, &error);
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        // Ranks start together, so that the second of two exchanges shows what one takes.
-        for clock in 0..2 {
-            let (ids, stream) = sample.take(slot).map_err(cuda)?;
-            exchange.run(&ids, slot, Algorithm::Push, stream)?;
-            sample.clocks[clock].record(sample.stream.as_ref()).map_err(cuda)?;
-        }
-        sample.stream.synchronize().map_err(cuda)?;
-        exchange.check()?;
-        best = best.min(sample.clocks[1].elapsed_us(&sample.clocks[0]).map_err(cuda)?);
-    }
-    Ok(best)
-}
-
-/// Ids `[tokens][layers][columns]` that spread over the rows that their owners have.
-fn sample_ids(config: &Config, rows: &[Vec<Range<u64>>], tokens: usize, seed: u64) -> Vec<i32> {
-    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut draw = |rows: &Range<u64>| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let row = rows.start + (state >> 32) % (rows.end - rows.start).max(1);
-        i32::try_from(row).unwrap_or(-1)
-    };
-    let mut ids = Vec::with_capacity(tokens * config.layers.len() * config.columns);
-    for _ in 0..tokens {
-        for (index, layer) in config.layers.iter().enumerate() {
-            for column in 0..config.columns {
-                ids.push(match layer.ownership {
-                    Ownership::Heads(shards) => {
-                        let owner = shards.owner_of_column(column).and_then(|owner| rows[owner].get(index));
-                        owner.map_or(-1, &mut draw)
-                    }
-                    Ownership::Rows(shards) => draw(&(0..shards.rows())),
-                });
-            }
-        }
-    }
-    ids
 }
 
 #[cfg(test)]
@@ -299,7 +194,7 @@ mod tests {
         assert_eq!(Plan::new(1, 2048, 0, agreed(132), None).exchanges(), 0);
         // Four slots, and of the three ways with a block only those by lines for the first three.
         let plan = Plan::new(2, 64, 32, agreed(1), None);
-        assert_eq!((plan.ways.len(), plan.slots.len(), plan.exchanges()), (3, 4, (4 + 2 * 3) * 2 * ROUNDS));
+        assert_eq!((plan.ways.len(), plan.slots.len(), plan.exchanges()), (3, 4, (4 + 2 * 3) * Measurement::EXCHANGES));
         assert_eq!(plan.first().way(1), Way { push: Push::Flags, blocks: 1 });
         // Rows with marks are not collected by warps of their own.
         let plan = Plan::new(2, 64, 32, Agreed { marked: true, ..agreed(1) }, None);

@@ -4,6 +4,7 @@ mod choose;
 mod exchange;
 mod kernels;
 mod layout;
+mod measure;
 mod prefetch;
 mod reach;
 mod segments;

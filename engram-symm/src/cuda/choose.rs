@@ -133,9 +133,12 @@ impl Plan {
         // All ranks measure, or none.
         let measurement = Measurement::new(exchange, rows, most);
         let mut measurement = group.agree(Step::Gather, measurement)?;
-        let mut timed = |slot: u32, way: Way| match does(way, slot, self.line_tokens) {
-            true => measurement.us(exchange, slot, way).map(Some),
-            false => Ok(None),
+        let mut timed = |slot: u32, way: Way| {
+            if !does(way, slot, self.line_tokens) {
+                return Ok(None);
+            }
+            exchange.set_choice(Choice::by(way.push, way.blocks));
+            measurement.us(exchange, slot).map(Some)
         };
         let own: Result<Vec<Vec<Option<f64>>>> =
             self.slots.iter().map(|&slot| self.ways.iter().map(|&way| timed(slot, way)).collect()).collect();

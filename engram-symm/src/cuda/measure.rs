@@ -1,11 +1,10 @@
-//! How long an exchange takes one way.
+//! How long an exchange takes.
 
 use std::ops::Range;
 
 use engram_core::Ownership;
 use engram_cuda::{DeviceBuffer, DeviceView, Event, IdShape, IdType, Ids, Stream, StreamRef};
 
-use super::choose::{Choice, Way};
 use super::exchange::Exchange;
 use crate::exchange::{Algorithm, Config};
 use crate::{Error, Result};
@@ -53,9 +52,8 @@ impl Measurement {
         build(exchange.device()).map_err(|error| measuring(exchange.rank(), &error))
     }
 
-    /// Microseconds that this rank takes for one exchange of a full slot.
-    pub(super) fn us(&mut self, exchange: &mut Exchange, slot: u32, way: Way) -> Result<f64> {
-        exchange.set_choice(Choice::by(way.push, way.blocks));
+    /// Microseconds that this rank takes for one exchange of a full slot, the way that is chosen at the time.
+    pub(super) fn us(&mut self, exchange: &mut Exchange, slot: u32) -> Result<f64> {
         let rank = exchange.rank();
         let cuda = |error: engram_cuda::Error| measuring(rank, &error);
         let mut best = f64::INFINITY;

@@ -43,10 +43,10 @@ impl Ptx {
         Self { entries, sm_80, sm_90, early: false }
     }
 
-    /// Has the kernels of the text for 9.0 start early: they may be on the device before the kernel ahead of them in their stream is done, from
-    /// when that one allows it (`griddepcontrol.launch_dependents`) or else is done. Each of them has to execute `griddepcontrol.wait`, in all
-    /// threads, before it reads or writes any memory: from there on the kernel ahead is done, what it did is seen, and so it is with all before that
-    /// one if they keep to this as well.
+    /// Has the kernels of the text for 9.0 start early: they may be on the device before the kernel ahead of them in their stream is done, as soon
+    /// as all blocks of that one have allowed it (`griddepcontrol.launch_dependents`) or have ended. Each of them has to execute
+    /// `griddepcontrol.wait`, in all threads, before it touches what kernels before it read or write, and in any case before it ends: from there on
+    /// the kernel ahead is done and what it did is seen, and so it is with all before that one, if they keep to this as well.
     ///
     /// # Panics
     /// When there is no text for 9.0.
@@ -468,6 +468,13 @@ mod tests {
 
     fn divide(n: u32, divisor: Divisor) -> u32 {
         u32::try_from((u64::from(n) * u64::from(divisor.magic)) >> divisor.shift).unwrap()
+    }
+
+    #[test]
+    fn kernels_start_early_where_they_are_made_for_it() {
+        const EARLY: Ptx = FLOATS.starting_early();
+        assert_eq!([8, 9, 10].map(|major| EARLY.starts_early(major)), [false, true, true]);
+        assert_eq!([8, 9, 10].map(|major| FLOATS.starts_early(major)), [false; 3]);
     }
 
     #[test]

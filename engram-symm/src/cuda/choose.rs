@@ -107,14 +107,8 @@ impl Plan {
 
     /// Exchanges that [`Plan::measure`] makes.
     pub(super) fn exchanges(&self) -> u32 {
-        let pairs = |&slot: &u32| {
-            self.ways
-                .iter()
-                .filter(|&&way| does(way, slot, self.line_tokens))
-                .map(|_| Measurement::EXCHANGES)
-                .sum::<u32>()
-        };
-        self.slots.iter().map(pairs).sum()
+        let ways = |&slot: &u32| self.ways.iter().filter(move |&&way| does(way, slot, self.line_tokens));
+        self.slots.iter().flat_map(ways).map(|_| Measurement::EXCHANGES).sum()
     }
 
     /// The way to take before anything is known.

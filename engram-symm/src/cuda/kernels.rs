@@ -1,7 +1,7 @@
 //! The kernels, and the parameter that all of them take.
 //!
-//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's. Those for compute capability 9.0
-//! are made to start early ([`Ptx::starting_early`]).
+//! `kernels/exchange.cuh` holds the same structs and asserts the same sizes. Addresses are the device's. The kernels for compute capability
+//! 9.0 are made so that they can start early ([`Ptx::starting_early`]).
 //!
 //! | module | entry | does | grid |
 //! |---|---|---|---|

@@ -21,7 +21,7 @@ pub(super) struct Agreed {
     pub(super) lines: bool,
     /// Rows may be pushed by lines, which takes room for them to land.
     pub(super) landing: bool,
-    /// Kernels start early.
+    /// Kernels start early, where the device can do that.
     pub(super) early: bool,
 }
 

@@ -29,7 +29,7 @@ impl Measurement {
     /// Exchanges that [`Measurement::us`] makes.
     pub(super) const EXCHANGES: u32 = 2 * ROUNDS;
 
-    /// By the time that the first ids come again, their rows have left every cache.
+    /// Of the ids: with some 100 bytes a row, a gigabyte is read before the first of them come again.
     const BYTES: usize = 16 << 20;
 
     /// For slots of up to `most` tokens.

@@ -1,4 +1,5 @@
-//! Steps between kernels of others that start early as well: whoever writes the ids, and whoever reads the rows.
+//! Steps between kernels of others that start early as well: whoever writes the ids, and whoever reads the rows. On a GPU each the steps do, too;
+//! where ranks share one, they do not.
 
 use engram_cuda::kernels::Ptx;
 use engram_cuda::raw::Module;

@@ -120,7 +120,7 @@ conformance! {
     eight_ranks_by_flags: 8, of_many, Flags;
     eight_ranks_with_pinned_tables_by_lines: 8, of_many, PinnedLines;
     eight_ranks_with_pinned_tables_by_flags: 8, of_many, PinnedFlags;
-    // More than kernels have in their parameter.
+    // More ranks than kernels have addresses of in their parameter.
     nine_ranks_by_lines: 9, of_many, Lines;
     nine_ranks_by_flags: 9, of_many, Flags;
 }

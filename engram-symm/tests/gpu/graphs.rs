@@ -215,15 +215,14 @@ fn two_streams<W: Way>(rank: &Rank, rounds: u64) {
     stage.close();
 }
 
-/// Two graphs at once are two steps at once, which is found out; unless the device happens to run them one after the other. On a GPU each where
-/// there are as many: on one that processes take turns on, now and then the second graph is held until the deadline.
+/// Two graphs at once are two steps at once, which is found out.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn graphs_that_overlap_are_reported_to_all() {
-    start("graphs::graphs_that_overlap_are_reported_to_all", 2, Spread::widest(2), "graphs", |rank| {
-        overlap::<Lines>(&rank, Algorithm::Push);
-        overlap::<Flags>(&rank, Algorithm::Push);
-        overlap::<Flags>(&rank, Algorithm::Barrier);
+    everywhere("graphs::graphs_that_overlap_are_reported_to_all", 2, |rank| {
+        overlap::<Lines>(rank, Algorithm::Push);
+        overlap::<Flags>(rank, Algorithm::Push);
+        overlap::<Flags>(rank, Algorithm::Barrier);
     });
 }
 
@@ -251,7 +250,8 @@ fn overlap<W: Way>(rank: &Rank, algorithm: Algorithm) {
     println!("  rank {}, {algorithm:?}: {outcome:?}", stage.rank());
     let outcomes = stage.group.all_gather(format!("{outcome:?}").as_bytes()).unwrap();
     match outcome {
-        Ok(()) => {}
+        // Where processes take turns on a device, it may run one graph after the other, and now and then hold the second until the deadline.
+        Ok(()) | Err(Error::Fault(Fault::Deadline { rank: 0, epoch: 4, .. })) if rank.takes_turns() => {}
         Err(Error::Fault(Fault::Overlap { rank: 0, epoch: 3 })) => {
             assert!(bytes(stage.exchange.config(), &stage.exchange.rows()).iter().flatten().all(|&byte| byte == 0));
         }

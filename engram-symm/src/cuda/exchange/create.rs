@@ -433,6 +433,8 @@ mod tests {
         let agreed = agree(&[on(0, 132, true), on(1, 66, true)], direct, None, true);
         let all = Agreed { blocks: 66, marked: false, direct: true, lines: true, landing: true, early: true };
         assert_eq!(agreed, all);
+        let agreed = agree(&[on(0, 66, true), Traits { early: false, ..on(1, 66, true) }], direct, None, true);
+        assert_eq!(agreed, Agreed { early: false, ..all });
         // By flags, ids come in lines all the same.
         let agreed = agree(&[rank(132, true)], direct, None, false);
         assert_eq!(agreed, Agreed { blocks: 132, landing: false, ..all });

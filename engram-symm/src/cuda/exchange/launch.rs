@@ -13,7 +13,7 @@ use crate::protocol::Operation;
 impl Exchange {
     pub(super) fn enqueue_meeting(&self, operation: Operation, stream: StreamRef<'_>) -> Result<()> {
         let param = kernels::Exchange { operation: u32::from(operation.code()), slot: 0, tokens: 0, ..self.base };
-        // A thread for every rank, which `check` has limited, and a warp that speaks to none.
+        // A thread for every rank, which `check` has limited, and if there is room a warp that speaks to none.
         let threads = (narrow(self.world).next_multiple_of(WARP) + WARP).min(THREADS);
         self.launch(&self.barrier, "barrier_meet", Grid { blocks: 1, threads }, stream, &param)
     }

@@ -40,8 +40,9 @@ impl Push {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// Multiprocessors that its kernels may use, all by default. An exchange takes at most a half of each, so that two can run at once; more than
-    /// two need a limit, since kernels that wait must leave room for those that they wait for. May differ between ranks; the least counts.
+    /// Multiprocessors that its kernels may use, all by default. An exchange takes at most a half of each while it waits for other ranks, so that two
+    /// can run at once; more than two need a limit, since kernels that wait must leave room for those that they wait for. May differ between ranks;
+    /// the least counts.
     ///
     /// While one of two that run at once waits for other ranks, the driver may make the other one wait for it: where their streams share a hardware
     /// queue (as all do with `CUDA_DEVICE_MAX_CONNECTIONS=1`), and where memory is freed or unregistered, a module loaded or unloaded, or one more of
@@ -55,9 +56,8 @@ pub struct Options {
     pub through_host: bool,
     /// Nothing counts on 16 bytes arriving as one, even where they do: ids have flags, and no slot is pushed by lines.
     pub only_flags: bool,
-    /// Kernels begin when what is ahead of them in their stream is done, and are not in place before, as [`Exchange::run`] says they are where each
-    /// rank has a GPU of its own. For GPUs that processes of other groups use in turn with this one. May differ between ranks; one
-    /// is enough.
+    /// Kernels do not start early, as [`Exchange::run`] says they do. For GPUs that processes of other groups share, and for tools that cannot tell
+    /// the edges of a captured graph apart. May differ between ranks: one that sets it is enough.
     pub never_early: bool,
 }
 
@@ -155,10 +155,10 @@ impl Exchange {
     ///
     /// From compute capability 9.0 on, and where each rank has a GPU of its own, the kernels of a step start early (programmatic dependent launch):
     /// they may be on the device before what is ahead of them in the stream is done, wait for that first, and let the next kernel do the same once
-    /// they wait for other ranks no more. Of the caller's kernels that concerns those that are launched so too: each of them has to execute
-    /// `griddepcontrol.wait` before it reads or writes memory, even if it needs nothing of the kernel before it, since whoever comes next counts on
-    /// it; and one that waits for other ranks itself must not let the next one start before that is over. Dependencies between the kernels of a
-    /// captured graph are programmatic then.
+    /// they wait for other ranks no more. Of the caller's kernels that concerns those that are launched so too. Each of them has to execute
+    /// `griddepcontrol.wait` before it touches what kernels before it read or write, and in any case before it ends, since who comes after it counts
+    /// on that; and one that waits for other ranks itself must not let the next one start before that is over. In captured graphs the edges
+    /// between kernels are programmatic then.
     ///
     /// # Errors
     /// [`Error::Invalid`] for ids or a slot that do not fit, [`Error::Asleep`]; then this rank has not taken part. [`Error::Fault`] when the group

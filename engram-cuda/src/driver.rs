@@ -465,38 +465,10 @@ pub(crate) unsafe fn load_function(function: sys::CUfunction) -> Result<()> {
     outcome("cuFuncLoad", unsafe { load(function) }, || "loading a kernel".to_owned())
 }
 
-/// # Safety
-/// `params` points to one value of the right type for each of the kernel's parameters.
-pub(crate) unsafe fn launch(
-    name: &str,
-    function: sys::CUfunction,
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    stream: sys::CUstream,
-    params: &mut [*mut c_void],
-) -> Result<()> {
-    call!(
-        cuLaunchKernel(
-            function,
-            grid[0],
-            grid[1],
-            grid[2],
-            block[0],
-            block[1],
-            block[2],
-            0,
-            stream,
-            params.as_mut_ptr(),
-            ptr::null_mut(),
-        ),
-        "launching {name} with {grid:?} blocks of {block:?} threads"
-    )
-}
-
 type LaunchEx =
     unsafe extern "C" fn(*const sys::LaunchConfig, sys::CUfunction, *mut *mut c_void, *mut *mut c_void) -> CuResult;
 
-/// Launches kernels that start early.
+/// Launches kernels that start early: `cuLaunchKernelEx`.
 #[derive(Clone, Copy)]
 pub(crate) struct EarlyLaunch(LaunchEx);
 
@@ -504,38 +476,45 @@ pub(crate) struct EarlyLaunch(LaunchEx);
 const EARLY: c_int = 6;
 
 impl EarlyLaunch {
-    /// Looks `cuLaunchKernelEx` up, which came with CUDA 11.8.
     pub(crate) fn find() -> Result<Self> {
         let address = late(c"cuLaunchKernelEx", CudaVersion(11_080))?;
         // SAFETY: the driver gave this address for cuLaunchKernelEx of CUDA 11.8, which takes these and returns a result code.
         Ok(Self(unsafe { std::mem::transmute::<*mut c_void, LaunchEx>(address) }))
     }
+}
 
-    /// # Safety
-    /// As for [`launch`]. The kernel waits for what is ahead of it by itself.
-    pub(crate) unsafe fn launch(
-        self,
-        name: &str,
-        function: sys::CUfunction,
-        grid: [c_uint; 3],
-        block: [c_uint; 3],
-        stream: sys::CUstream,
-        params: &mut [*mut c_void],
-    ) -> Result<()> {
-        let mut attribute = sys::LaunchAttribute { kind: EARLY, padding: 0, value: [0; 16] };
-        attribute.value[0] = 1;
-        let config = sys::LaunchConfig {
-            grid,
-            block,
-            shared_bytes: 0,
-            stream,
-            attributes: &raw const attribute,
-            attribute_count: 1,
-        };
-        // SAFETY: the config and its attribute live until the call is over, and the rest the caller vouches for.
-        let result = unsafe { self.0(&raw const config, function, params.as_mut_ptr(), ptr::null_mut()) };
-        outcome("cuLaunchKernelEx", result, || format!("launching {name} with {grid:?} blocks of {block:?} threads"))
-    }
+/// # Safety
+/// `params` points to one value of the right type for each of the kernel's parameters. With `early`, the kernel waits by itself for what is ahead
+/// of it.
+pub(crate) unsafe fn launch(
+    name: &str,
+    function: sys::CUfunction,
+    early: Option<EarlyLaunch>,
+    [grid, block]: [[c_uint; 3]; 2],
+    stream: sys::CUstream,
+    params: &mut [*mut c_void],
+) -> Result<()> {
+    let doing = || format!("launching {name} with {grid:?} blocks of {block:?} threads");
+    let (params, extra) = (params.as_mut_ptr(), ptr::null_mut());
+    let Some(EarlyLaunch(launch)) = early else {
+        let ([x, y, z], [block_x, block_y, block_z]) = (grid, block);
+        // SAFETY: the caller's promises.
+        let result =
+            unsafe { sys::cuLaunchKernel(function, x, y, z, block_x, block_y, block_z, 0, stream, params, extra) };
+        return outcome("cuLaunchKernel", result, doing);
+    };
+    let mut attribute = sys::LaunchAttribute { kind: EARLY, padding: 0, value: [0; 16] };
+    attribute.value[0] = 1;
+    let config = sys::LaunchConfig {
+        grid,
+        block,
+        shared_bytes: 0,
+        stream,
+        attributes: &raw const attribute,
+        attribute_count: 1,
+    };
+    // SAFETY: the config and its attribute live until the call is over, and the rest the caller vouches for.
+    outcome("cuLaunchKernelEx", unsafe { launch(&raw const config, function, params, extra) }, doing)
 }
 
 /// # Safety

@@ -76,12 +76,9 @@ impl Kernels {
         let function = self.functions.iter().find(|function| function.name == name);
         let function = function.expect("the text has an entry of this name");
         let mut params = [(&raw const *param).cast_mut().cast::<c_void>()];
-        match function.early {
-            // SAFETY: one parameter of the right type, by the caller's promise; the driver copies it during the call.
-            None => unsafe { driver::launch(name, function.handle, grid, block, stream, &mut params) },
-            // SAFETY: as above, and `Ptx::starting_early` says what the kernel does.
-            Some(early) => unsafe { early.launch(name, function.handle, grid, block, stream, &mut params) },
-        }
+        // SAFETY: one parameter of the right type, by the caller's promise; the driver copies it during the call. What starts early waits as
+        // `Ptx::starting_early` says.
+        unsafe { driver::launch(name, function.handle, function.early, [grid, block], stream, &mut params) }
     }
 
     /// Unloads everything. The context is current.

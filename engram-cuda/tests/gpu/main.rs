@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
 mod common;
+mod early;
 mod golden;
 mod hash;
 mod large;

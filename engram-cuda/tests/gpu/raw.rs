@@ -8,6 +8,7 @@ use engram_ple::{FormatKind, SynthSource};
 use std::os::fd::AsFd;
 
 use crate::common::{delay, device, format, scratch};
+use crate::early::starting_early;
 
 /// Stores a word at an address.
 const STORE: Ptx = Ptx::new(
@@ -53,40 +54,19 @@ fn an_entry_that_the_text_lacks_is_an_error() {
 }
 
 /// Adds one to a word, some microseconds after it has let the next kernel start.
-macro_rules! add_one {
-    ($target:literal, $wait:literal, $admit:literal) => {
-        concat!(
-            "
-            .version 8.0
-            .target ",
-            $target,
-            "
-            .address_size 64
-            .visible .entry add_one(.param .align 8 .b8 word[8])
-            {
-                .reg .b64 %address, %value;
-                ",
-            $wait,
-            $admit,
-            "
-                ld.param.u64 %address, [word];
-                ld.global.u64 %value, [%address];
-                nanosleep.u32 3000;
-                add.u64 %value, %value, 1;
-                st.global.u64 [%address], %value;
-                ret;
-            }
-            \0"
-        )
-    };
-}
-
-const ADD_ONE: Ptx = Ptx::new(
-    &["add_one"],
-    add_one!("sm_80", "", ""),
-    Some(add_one!("sm_90", "griddepcontrol.wait;", "griddepcontrol.launch_dependents;")),
-)
-.starting_early();
+const ADD_ONE: Ptx = starting_early!(
+    "add_one",
+    ".param .align 8 .b8 word[8]",
+    ".reg .b64 %address, %value;",
+    "
+    ld.param.u64 %address, [word];
+    ld.global.u64 %value, [%address];
+    nanosleep.u32 3000;
+    add.u64 %value, %value, 1;
+    st.global.u64 [%address], %value;
+    ret;
+    "
+);
 
 /// A kernel that did not wait for the one before it would add to the same number.
 #[test]

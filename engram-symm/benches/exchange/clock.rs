@@ -9,7 +9,7 @@ use crate::stage::Stage;
 
 /// In a graph.
 pub(crate) const EXCHANGES: usize = 16;
-/// In a graph that shows what a barrier takes by itself: of few, the launch of the graph and how far apart ranks begin it are a part.
+/// In a graph that shows what a barrier takes by itself: of few, the graph's launch and how far apart ranks begin it are a part.
 pub(crate) const BARRIERS: usize = 256;
 const REPLAYS: usize = 30;
 /// Eager ones. The last set of ids is another one than a graph's last.

@@ -13,10 +13,9 @@
 //! Ways are `chosen` (push, as the exchange itself has chosen for each slot), `lines`, `apart`, `flags` (push, one way only) and `barrier`, of which
 //! the first and the last by default.
 //!
-//! Prints a JSON line for each placement of the tables, one for each way's choice, one for a barrier (`barrier_us` in a graph of 256,
-//! `barrier_of_few_us` in one of 16) and one for each slot: microseconds on the slowest rank, `graph_us` an exchange, the median over replays of a
-//! graph of 16 over 8 sets of ids, `host_us` what an eager call takes on the host,
-//! `eager_us` until it is done. Rows of some tokens are compared with the table's after each measurement; a difference ends the program.
+//! Prints a JSON line for each placement of the tables, one for each way's choice, one for a barrier (`barrier_us` in a graph of 16,
+//! `barrier_of_many_us` in one of 256) and one for each slot: microseconds on the slowest rank, `graph_us` an exchange, the median over replays of
+//! a graph of 16 over 8 sets of ids, `host_us` what an eager call takes on the host, `eager_us` until it is done. Rows of some tokens are compared with the table's after each measurement; a difference ends the program.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "it prints what it measures, and ends when it cannot")]
 

@@ -104,7 +104,7 @@ impl Stage {
                 replay_us(self, &mut graph, calls)
             };
             let (of_few, of_many) = (us(EXCHANGES), us(BARRIERS));
-            self.print(json!({ "way": way.name(), "barrier_us": of_many, "barrier_of_few_us": of_few }));
+            self.print(json!({ "way": way.name(), "barrier_us": of_few, "barrier_of_many_us": of_many }));
         }
         for slot in wanted.slots() {
             let figures = self.slot(&mut fetch, way, slot, usize::try_from(wanted.capacity()).unwrap());

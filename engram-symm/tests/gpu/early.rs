@@ -10,59 +10,41 @@ use engram_symm::cuda::{Exchange, Rows};
 use crate::backend::{Flags, Lines, LinesApart, Way};
 use crate::backend::{bytes, create, device};
 use crate::ranks::{Rank, Spread, start};
+use crate::starting_early::starting_early;
 use crate::suite::Pace;
 use crate::suite::model::Shape;
 
 /// Moves words some microseconds after it has let the next kernel start: whoever does not wait for it sees what was there before.
-macro_rules! move_words {
-    ($target:literal, $wait:literal, $admit:literal) => {
-        concat!(
-            "
-            .version 8.0
-            .target ",
-            $target,
-            "
-            .address_size 64
-            .visible .entry move_words(.param .align 8 .b8 move[24])
-            {
-                .reg .pred %done;
-                .reg .b32 %at, %step, %words, %word;
-                .reg .b64 %from, %to, %offset;
-                ",
-            $wait,
-            $admit,
-            "
-                nanosleep.u32 5000;
-                ld.param.u64 %from, [move];
-                ld.param.u64 %to, [move + 8];
-                ld.param.u32 %words, [move + 16];
-                mov.u32 %at, %tid.x;
-                mov.u32 %step, %ntid.x;
-            next:
-                setp.ge.u32 %done, %at, %words;
-                @%done bra end;
-                mul.wide.u32 %offset, %at, 4;
-                add.u64 %offset, %offset, %from;
-                ld.global.u32 %word, [%offset];
-                mul.wide.u32 %offset, %at, 4;
-                add.u64 %offset, %offset, %to;
-                st.global.u32 [%offset], %word;
-                add.u32 %at, %at, %step;
-                bra next;
-            end:
-                ret;
-            }
-            \0"
-        )
-    };
-}
-
-const MOVE: Ptx = Ptx::new(
-    &["move_words"],
-    move_words!("sm_80", "", ""),
-    Some(move_words!("sm_90", "griddepcontrol.wait;", "griddepcontrol.launch_dependents;")),
-)
-.starting_early();
+const MOVE: Ptx = starting_early!(
+    "move_words",
+    ".param .align 8 .b8 move[24]",
+    "
+    .reg .pred %done;
+    .reg .b32 %at, %step, %words, %word;
+    .reg .b64 %from, %to, %offset;
+    ",
+    "
+        nanosleep.u32 5000;
+        ld.param.u64 %from, [move];
+        ld.param.u64 %to, [move + 8];
+        ld.param.u32 %words, [move + 16];
+        mov.u32 %at, %tid.x;
+        mov.u32 %step, %ntid.x;
+    next:
+        setp.ge.u32 %done, %at, %words;
+        @%done bra end;
+        mul.wide.u32 %offset, %at, 4;
+        add.u64 %offset, %offset, %from;
+        ld.global.u32 %word, [%offset];
+        mul.wide.u32 %offset, %at, 4;
+        add.u64 %offset, %offset, %to;
+        st.global.u32 [%offset], %word;
+        add.u32 %at, %at, %step;
+        bra next;
+    end:
+        ret;
+    "
+);
 
 #[repr(C)]
 struct Move {

@@ -215,7 +215,7 @@ fn two_streams<W: Way>(rank: &Rank, rounds: u64) {
     stage.close();
 }
 
-/// Two graphs at once are two steps at once, which is found out.
+/// Two graphs at once are two steps at once, which is found out; unless processes take turns on a device, which happens to run one after the other.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn graphs_that_overlap_are_reported_to_all() {
@@ -242,16 +242,20 @@ fn overlap<W: Way>(rank: &Rank, algorithm: Algorithm) {
     } else {
         std::thread::sleep(Duration::from_millis(100));
         stage.launch(0);
-        stage.launch(1);
     }
     stage.stream.synchronize().unwrap();
+    // Where processes take turns on a device, a kernel of rank 1 that waited here could keep rank 0's second graph from its turn.
+    stage.group.barrier().unwrap();
+    if stage.rank() == 1 {
+        stage.launch(1);
+        stage.stream.synchronize().unwrap();
+    }
     other.synchronize().unwrap();
     let outcome = stage.exchange.check();
     println!("  rank {}, {algorithm:?}: {outcome:?}", stage.rank());
     let outcomes = stage.group.all_gather(format!("{outcome:?}").as_bytes()).unwrap();
     match outcome {
-        // Where processes take turns on a device, it may run one graph after the other, and now and then hold the second until the deadline.
-        Ok(()) | Err(Error::Fault(Fault::Deadline { rank: 0, epoch: 4, .. })) if rank.takes_turns() => {}
+        Ok(()) if rank.takes_turns() => {}
         Err(Error::Fault(Fault::Overlap { rank: 0, epoch: 3 })) => {
             assert!(bytes(stage.exchange.config(), &stage.exchange.rows()).iter().flatten().all(|&byte| byte == 0));
         }

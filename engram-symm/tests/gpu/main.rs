@@ -10,6 +10,8 @@ mod graphs;
 mod prefetch;
 mod ranks;
 mod segments;
+#[path = "../../../engram-cuda/tests/gpu/early.rs"]
+mod starting_early;
 #[expect(dead_code, reason = "tables on a GPU cannot fail to be read")]
 #[path = "../suite/mod.rs"]
 mod suite;

@@ -30,6 +30,7 @@ struct Traits {
     free_of_nan: bool,
     /// Rows that the rank has, a layer.
     rows: Vec<Range<u64>>,
+    /// The UUID of its device.
     device: [u8; 16],
     /// Whether its kernels may start early.
     early: bool,
@@ -62,8 +63,8 @@ impl Exchange {
     /// An exchange of the whole group, over memory that is allocated for it. Collective. `name` tells it from the group's other exchanges.
     ///
     /// `tables` are what this rank owns, one a layer; a rank that owns nothing may leave them out. Which way to push pays for which slot is
-    /// measured here, on all ranks together, unless the options say; ranks wait up to [`Config::DEADLINE`] for each other
-    /// meanwhile, or the config's deadline if that is longer.
+    /// measured here, on all ranks together, unless the options say: that takes 16 MiB of device memory for ids meanwhile, and ranks wait up to
+    /// [`Config::DEADLINE`] for each other, or the config's deadline if that is longer.
     ///
     /// # Errors
     /// On all ranks, when one of them fails: [`Error::Invalid`] for a config that contradicts itself, tables of another format or without rows that
